@@ -1,0 +1,57 @@
+"""trainmon: a training monitor for large models, and its kernels as functions on arrays.
+
+Everything here is loaded on first use: ``import trainmon`` loads neither NumPy nor the compiled extension.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trainmon.adapters.torch_loop import attach as attach
+    from trainmon.config import ConfigError as ConfigError
+    from trainmon.config import load_config as load_config
+    from trainmon.monitor import TrainMonitor as TrainMonitor
+    from trainmon.ops import NonFinite as NonFinite
+    from trainmon.ops import build_info as build_info
+    from trainmon.ops import cpu_info as cpu_info
+    from trainmon.ops import finish_stats as finish_stats
+    from trainmon.ops import merge_stats as merge_stats
+    from trainmon.ops import multi_norm as multi_norm
+    from trainmon.ops import scan_nonfinite as scan_nonfinite
+    from trainmon.ops import tensor_stats as tensor_stats
+
+_HOME = {
+    "attach": "trainmon.adapters.torch_loop",
+    "ConfigError": "trainmon.config",
+    "load_config": "trainmon.config",
+    "TrainMonitor": "trainmon.monitor",
+    "NonFinite": "trainmon.ops",
+    "build_info": "trainmon.ops",
+    "cpu_info": "trainmon.ops",
+    "finish_stats": "trainmon.ops",
+    "merge_stats": "trainmon.ops",
+    "multi_norm": "trainmon.ops",
+    "scan_nonfinite": "trainmon.ops",
+    "tensor_stats": "trainmon.ops",
+}
+
+__all__ = [*_HOME, "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        value: Any = version("trainmon")
+    elif name in _HOME:
+        value = getattr(importlib.import_module(_HOME[name]), name)
+    else:
+        raise AttributeError(f"module 'trainmon' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,269 @@
+"""The events of a training run: the only thing that adapters and the engine share.
+
+A host adapter turns whatever its trainer does into these; the engine and the probes know nothing else of the host.
+Steps are 1-based (the step about to run, or running), micro-batches 0-based, times are ``time.perf_counter()``
+seconds, so that a wall clock that is set back changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+__all__ = [
+    "BackwardEnd",
+    "DataBegin",
+    "DataEnd",
+    "EpochBegin",
+    "EpochEnd",
+    "EvalBegin",
+    "EvalEnd",
+    "Event",
+    "ExceptionRaised",
+    "ForwardEnd",
+    "GradsReady",
+    "Layout",
+    "Load",
+    "MicroEnd",
+    "OptimizerBegin",
+    "OptimizerEnd",
+    "OptimizerView",
+    "Phase",
+    "Save",
+    "ShardInfo",
+    "StepBegin",
+    "StepEnd",
+    "TensorView",
+    "TrainBegin",
+    "TrainEnd",
+]
+
+Phase = Literal["unreduced", "reduced", "clipped"]
+
+
+@dataclass(frozen=True, slots=True)
+class ShardInfo:
+    """Over which mesh axes a tensor is cut and how many ranks hold the same piece, so that norms add up once.
+
+    Attributes:
+        sharded: names of the axes along which ranks hold disjoint pieces.
+        replicas: number of ranks that hold this very piece.
+        owner: whether this rank is the one that contributes it (coordinate 0 on every replica axis).
+    """
+
+    sharded: tuple[str, ...] = ()
+    replicas: int = 1
+    owner: bool = True
+
+
+WHOLE = ShardInfo()
+
+
+@dataclass(frozen=True, slots=True)
+class TensorView:
+    """Named tensors, borrowed: nothing is copied, and the view is good until the event has been handled.
+
+    ``names``, ``tensors`` and ``shards`` run in parallel; iterating yields ``(name, tensor, shard)``.
+    """
+
+    names: Sequence[str]
+    tensors: Sequence[Any]
+    shards: Sequence[ShardInfo] = ()
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __iter__(self) -> Iterator[tuple[str, Any, ShardInfo]]:
+        shards = self.shards or [WHOLE] * len(self.names)
+        return iter(zip(self.names, self.tensors, shards, strict=True))
+
+
+class OptimizerView(Protocol):
+    """What the engine may ask of an optimizer, read when asked (an optimizer may be reloaded at any time)."""
+
+    def learning_rates(self) -> Mapping[str, float]:
+        """Learning rate per parameter group, in group order."""
+        ...
+
+
+class ModelView(Protocol):
+    """What the engine may ask of a model: the names of its trainable parameters, as the model gives them."""
+
+    def parameter_names(self) -> Sequence[str]:
+        """Names of the trainable parameters without wrapper prefixes, in model order."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """This process's place among the ranks."""
+
+    rank: int = 0
+    world: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class TrainBegin:
+    """The run starts or resumes. ``resumed_step`` is the last step that was finished before, 0 for a new run."""
+
+    model: ModelView | None = None
+    optimizer: OptimizerView | None = None
+    layout: Layout = field(default_factory=Layout)
+    resumed_step: int = 0
+    total_steps: int | None = None
+    consumed_tokens: int = 0
+    consumed_samples: int = 0
+    host: str = "none"
+    host_config: Mapping[str, Any] = field(default_factory=dict)
+    time: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EpochBegin:
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class EpochEnd:
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepBegin:
+    step: int
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class DataBegin:
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class DataEnd:
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardEnd:
+    micro: int
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardEnd:
+    micro: int
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class MicroEnd:
+    """A micro-batch is through. ``loss`` is its mean over ``tokens`` counted tokens (``reduction="mean"``) or
+    their sum (``"sum"``): a number or anything with one element, on any device. ``tokens`` None: the host
+    does not count them, and every micro-batch weighs the same."""
+
+    step: int
+    micro: int
+    loss: Any = None
+    tokens: Any = None
+    reduction: Literal["mean", "sum"] = "mean"
+    gradients: TensorView | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GradsReady:
+    """Gradients are alive in ``phase``; they still carry ``loss_scale``."""
+
+    step: int
+    gradients: TensorView
+    phase: Phase
+    clip_norm: float | None = None
+    learning_rates: Mapping[str, float] | None = None
+    loss_scale: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerBegin:
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerEnd:
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepEnd:
+    """A step is over. None means that the host does not know, never zero."""
+
+    step: int
+    time: float
+    loss: Any = None
+    loss_parts: Mapping[str, Any] = field(default_factory=dict)
+    tokens: Any = None
+    samples: Any = None
+    grad_norm: Any = None
+    learning_rates: Mapping[str, Any] | None = None
+    overflow: Any = None
+    loss_scale: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class EvalBegin:
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class EvalEnd:
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    step: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    step: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class ExceptionRaised:
+    """The training loop was left by an exception, Ctrl-C included."""
+
+    step: int
+    phase: str
+    exception: BaseException
+
+
+@dataclass(frozen=True, slots=True)
+class TrainEnd:
+    step: int
+    reason: str
+
+
+Event = (
+    TrainBegin
+    | EpochBegin
+    | EpochEnd
+    | StepBegin
+    | DataBegin
+    | DataEnd
+    | ForwardEnd
+    | BackwardEnd
+    | MicroEnd
+    | GradsReady
+    | OptimizerBegin
+    | OptimizerEnd
+    | StepEnd
+    | EvalBegin
+    | EvalEnd
+    | Save
+    | Load
+    | ExceptionRaised
+    | TrainEnd
+)

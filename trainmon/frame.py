@@ -1,0 +1,276 @@
+"""Registry of series and Frame: the numbers of one step in one buffer.
+
+Probes register *parts* (numbers that merge over micro-batches and ranks by sum, max, min or concatenation) and
+*series* (published values that derive from parts after reduction). ``Registry.freeze`` lays all parts out as
+``[SUM | MAX | LOCAL]`` in one float64 buffer, so that a sample is an index write, a cross-rank reduction is two
+slices, and every sink renders the same snapshot.
+
+Undefined is null: a validity flag that is off, ``None`` in a snapshot; never 0 and never an old value. Non-finite
+values stay themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainmon.series import SeriesSpec, catalogue, concrete_name
+
+__all__ = ["Derive", "Frame", "Part", "Registry", "Series", "Snapshot", "Table", "identity", "ratio", "root"]
+
+Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+Reduce = Literal["sum", "max", "min", "cat", "local"]
+
+#: Maps the parts' values (each ``[size]`` float64) to ``(values, defined)``.
+Derive = Callable[..., tuple[Floats, "Flags | bool"]]
+
+
+def identity(value: Floats) -> tuple[Floats, bool]:
+    """The part itself."""
+    return value, True
+
+
+def ratio(numerator: Floats, denominator: Floats) -> tuple[Floats, Flags]:
+    """numerator / denominator; null where the denominator is 0."""
+    return numerator / denominator, denominator != 0
+
+
+def root(square: Floats) -> tuple[Floats, bool]:
+    """sqrt of a merged sum of squares (the root is taken once, after all merging)."""
+    return np.sqrt(square), True
+
+
+@dataclass(slots=True)
+class Part:
+    """A mergeable slot of the frame: ``size`` float64 values at ``offset`` (assigned when the registry freezes)."""
+
+    name: str
+    reduce: Reduce
+    size: int
+    offset: int = -1
+    index: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """A published value, or one value per subject, with its derivation."""
+
+    spec: SeriesSpec
+    parts: tuple[Part, ...]
+    derive: Derive
+    subjects: tuple[str, ...] | None
+    probe: str
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
+    def listed(self) -> bool:
+        """Whether this is a per-tensor table rather than a few scalars."""
+        return self.subjects is not None and self.spec.scope in ("tensor", "local")
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Per-subject values of one step: ``values[i]`` belongs to ``subjects[i]`` where ``valid[i]``."""
+
+    series: str
+    probe: str
+    unit: str
+    subjects: tuple[str, ...]
+    values: Floats
+    valid: Flags
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The finished frame of one step, as sinks see it. Immutable and self-contained.
+
+    Attributes:
+        step: 1-based step.
+        wall_time: Unix seconds at the end of the step.
+        elapsed: seconds since the run began, monotonic.
+        scalars: published scalars by concrete name; ``None`` is null. Series of probes that were not due are absent.
+        tables: per-tensor values.
+        total_steps: last step of the run if known.
+    """
+
+    step: int
+    wall_time: float
+    elapsed: float
+    scalars: Mapping[str, float | None]
+    tables: tuple[Table, ...] = ()
+    total_steps: int | None = None
+
+
+class Registry:
+    """Collects parts and series, then fixes the layout."""
+
+    def __init__(self) -> None:
+        self.parts: dict[str, Part] = {}
+        self.series: dict[str, Series] = {}
+        self.sum_size = 0
+        self.max_size = 0
+        self.size = 0
+        self._frozen = False
+
+    def part(self, name: str, reduce: Reduce, size: int = 1) -> Part:
+        """The part of this name, made on first use; series share parts by naming them alike.
+
+        Raises:
+            ValueError: the part exists with another reduce or size, or the layout is fixed already.
+        """
+        known = self.parts.get(name)
+        if known is not None:
+            if (known.reduce, known.size) != (reduce, size):
+                raise ValueError(f"part {name!r} is already a {known.reduce} of {known.size}, not {reduce} of {size}")
+            return known
+        if self._frozen:
+            raise ValueError(f"part {name!r} comes after the layout was fixed")
+        part = self.parts[name] = Part(name, reduce, size, index=len(self.parts))
+        return part
+
+    def add(
+        self,
+        name: str,
+        parts: Sequence[Part],
+        derive: Derive = identity,
+        *,
+        probe: str,
+        subjects: Sequence[str] | None = None,
+    ) -> Series:
+        """Registers a series of the catalogue.
+
+        Args:
+            name: catalogue name, e.g. ``grad/norm/<p>``.
+            parts: the parts that ``derive`` takes, in order.
+            derive: see :data:`Derive`.
+            probe: the configuration section it belongs to.
+            subjects: one per value for a name with ``<...>``; None otherwise.
+        """
+        spec = catalogue().get(name)
+        if spec is None:
+            raise ValueError(f"{name!r} is not in the catalogue of series")
+        if (spec.subject is None) != (subjects is None):
+            raise ValueError(f"{name!r}: subjects are {'needed' if subjects is None else 'not possible'}")
+        if name in self.series or self._frozen:
+            raise ValueError(f"{name!r} is registered twice or after the layout was fixed")
+        series = Series(spec, tuple(parts), derive, None if subjects is None else tuple(subjects), probe)
+        self.series[name] = series
+        return series
+
+    def freeze(self) -> None:
+        """Assigns offsets: all sums, then maxima and minima (kept negated), then local values."""
+        offset = 0
+        blocks: tuple[tuple[Reduce, ...], ...] = (("sum", "cat"), ("max", "min"), ("local",))
+        ends = []
+        for block in blocks:
+            for part in self.parts.values():
+                if part.reduce in block:
+                    part.offset = offset
+                    offset += part.size
+            ends.append(offset)
+        self.sum_size, self.max_size, self.size = ends[0], ends[1] - ends[0], offset
+        self._frozen = True
+
+
+class Frame:
+    """One step's samples: a float64 buffer plus one validity flag a value."""
+
+    def __init__(self, registry: Registry) -> None:
+        self.registry = registry
+        self.values: Floats = np.empty(registry.size)
+        self.valid: Flags = np.empty(registry.size, np.bool_)
+        self.step = 0
+        self.clear(0)
+
+    @property
+    def sums(self) -> Floats:
+        """The slice that one SUM all-reduce merges."""
+        return self.values[: self.registry.sum_size]
+
+    @property
+    def maxima(self) -> Floats:
+        """The slice that one MAX all-reduce merges; minima stand in it negated."""
+        start = self.registry.sum_size
+        return self.values[start : start + self.registry.max_size]
+
+    def clear(self, step: int) -> None:
+        """Empties the frame for ``step``."""
+        self.step = step
+        self.values.fill(0.0)
+        self.maxima.fill(-np.inf)
+        self.valid.fill(False)
+
+    def set(self, part: Part, value: float, index: int = 0) -> None:
+        """Writes one value; a later write replaces it."""
+        at = part.offset + index
+        self.values[at] = -value if part.reduce == "min" else value
+        self.valid[at] = True
+
+    def add(self, part: Part, value: float, index: int = 0) -> None:
+        """Merges one more value by the part's own reduce. NaN stays NaN in maxima too."""
+        at = part.offset + index
+        if not self.valid[at]:
+            self.set(part, value, index)
+        elif part.reduce in ("max", "min"):
+            self.values[at] = np.maximum(self.values[at], -value if part.reduce == "min" else value)
+        else:
+            self.values[at] += value
+
+    def fill(self, part: Part, values: Floats, valid: Flags | bool = True) -> None:
+        """Writes all ``part.size`` values at once."""
+        where = slice(part.offset, part.offset + part.size)
+        self.values[where] = -values if part.reduce == "min" else values
+        self.valid[where] = valid
+
+    def get(self, part: Part) -> tuple[Floats, Flags]:
+        """``(values, valid)`` of a part, in its own sign."""
+        where = slice(part.offset, part.offset + part.size)
+        values = self.values[where]
+        return (-values if part.reduce == "min" else values), self.valid[where]
+
+    def snapshot(
+        self, *, wall_time: float, elapsed: float, total_steps: int | None, due: Callable[[str], bool]
+    ) -> Snapshot:
+        """Derives every series of the probes that were due. The frame may be cleared afterwards.
+
+        Args:
+            due: whether the probe of this name was due in this step.
+        """
+        scalars: dict[str, float | None] = {}
+        tables: list[Table] = []
+        for series in self.registry.series.values():
+            if not due(series.probe):
+                continue
+            values, valid = self._derive(series)
+            if series.subjects is None:
+                scalars[series.name] = float(values[0]) if valid[0] else None
+            elif series.listed:
+                tables.append(
+                    Table(series.name, series.probe, series.spec.unit, series.subjects, values, valid)
+                )
+            else:
+                for subject, value, known in zip(series.subjects, values, valid, strict=True):
+                    scalars[concrete_name(series.name, subject)] = float(value) if known else None
+        return Snapshot(self.step, wall_time, elapsed, scalars, tuple(tables), total_steps)
+
+    def _derive(self, series: Series) -> tuple[Floats, Flags]:
+        columns: list[Any] = []
+        known: Any = True
+        for part in series.parts:
+            values, valid = self.get(part)
+            columns.append(values)
+            known = known & valid
+        with np.errstate(all="ignore"):
+            result, defined = series.derive(*columns)
+        size = len(series.subjects) if series.subjects is not None else 1
+        valid = np.broadcast_to(np.asarray(known & np.asarray(defined)), (size,))
+        # The snapshot outlives the frame: own the memory.
+        return np.array(np.broadcast_to(result, (size,)), np.float64), valid.copy()

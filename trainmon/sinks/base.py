@@ -1,0 +1,85 @@
+"""What a sink is: something that is shown each finished frame and each message of a run.
+
+Sinks are driven by the writer thread only, one call at a time, so they need no locks. A sink that raises is counted,
+switched off after three failures in a row, and said once; it never reaches the training loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from trainmon.frame import Snapshot
+
+__all__ = ["Message", "RunInfo", "Sink"]
+
+
+@dataclass(frozen=True, slots=True)
+class RunInfo:
+    """What a sink may know of the run when it opens.
+
+    Attributes:
+        directory: ``<output_dir>/<run>``; None when nothing may be written (an unwritable output directory).
+        name: run name.
+        rank: this process's rank.
+        world: number of ranks.
+        life: 1 for a new run, one more for each resume in the same directory.
+        resumed_step: last step finished before this life; 0 for a new run.
+        total_steps: last step if known.
+        tag_style: ``slash``, ``megatron`` or ``mindformers``.
+        units: unit by catalogue name of the series that this run publishes.
+    """
+
+    directory: Path | None
+    name: str
+    rank: int = 0
+    world: int = 1
+    life: int = 1
+    resumed_step: int = 0
+    total_steps: int | None = None
+    tag_style: str = "slash"
+    units: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def rank_directory(self) -> Path | None:
+        """``<output_dir>/<run>/rank_<r>``."""
+        return None if self.directory is None else self.directory / f"rank_{self.rank}"
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """Something said once, beside the numbers: a non-finite tensor, a probe switched off, the run's end.
+
+    Attributes:
+        level: how loud.
+        kind: stable identifier, e.g. ``nonfinite_gradient``.
+        text: one sentence for a person; plain text, never markup.
+        step: the step it belongs to.
+        wall_time: Unix seconds.
+        data: the facts as JSON values.
+    """
+
+    level: Literal["info", "warning", "error"]
+    kind: str
+    text: str
+    step: int
+    wall_time: float
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Sink(Protocol):
+    """Opened once, shown snapshots and messages in order, closed once. All calls come from one thread."""
+
+    name: str
+
+    def open(self, run: RunInfo) -> None: ...
+
+    def write(self, snapshot: Snapshot) -> None: ...
+
+    def message(self, message: Message) -> None: ...
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...
