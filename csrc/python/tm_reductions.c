@@ -1,0 +1,182 @@
+/* tensor_stats, merge_stats, multi_norm, scan_nonfinite, plain_read: arguments in, one call of the core, values
+ * out. All views are taken first; the GIL is dropped once, for work that is worth it. */
+#include "tm_functions.h"
+
+#include "tm_numpy.h"
+#include "tm_reduce.h"
+#include "tm_views.h"
+
+#define GIL_FREE_BYTES 65536 /* below, handing the GIL over costs as much as the work */
+#define MAX_THREADS 1024
+
+static int check_count(const char *function, Py_ssize_t count, Py_ssize_t wanted) {
+    if (count == wanted)
+        return 0;
+    PyErr_Format(PyExc_TypeError, "%s takes %zd positional arguments, not %zd", function, wanted, count);
+    return -1;
+}
+
+static int read_threads(PyObject *object, int *threads) {
+    const long value = PyLong_AsLong(object);
+    if (value == -1 && PyErr_Occurred())
+        return -1;
+    if (value < 1 || value > MAX_THREADS) {
+        PyErr_Format(PyExc_ValueError, "threads must be from 1 to %d, not %ld", MAX_THREADS, value);
+        return -1;
+    }
+    *threads = (int)value;
+    return 0;
+}
+
+static void raise_status(tm_status status, const tm_error *error) {
+    PyObject *exception = PyExc_SystemError;
+    switch (status) {
+    case TM_OK:
+        break;
+    case TM_ERR_MEMORY:
+        exception = PyExc_MemoryError;
+        break;
+    case TM_ERR_VALUE:
+        exception = PyExc_ValueError;
+        break;
+    case TM_ERR_DTYPE:
+        exception = PyExc_TypeError;
+        break;
+    case TM_ERR_THREAD:
+        exception = PyExc_RuntimeError;
+        break;
+    }
+    PyErr_SetString(exception, error->text);
+}
+
+/* Without the GIL nothing below may touch Python; NULL: it was kept. */
+static PyThreadState *drop_gil(const tm_views *views) {
+    return views->bytes > GIL_FREE_BYTES ? PyEval_SaveThread() : NULL;
+}
+
+static void take_gil(PyThreadState *thread) {
+    if (thread != NULL)
+        PyEval_RestoreThread(thread);
+}
+
+PyObject *tm_py_tensor_stats(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    tm_state *state = tm_state_of(module);
+    PyObject *result = NULL;
+    tm_stats *records = NULL;
+    tm_views views;
+    tm_error error;
+    int threads;
+    if (check_count("tensor_stats", count, 3) < 0 || read_threads(args[2], &threads) < 0)
+        return NULL;
+    if (tm_views_open(&views, state, args[0], args[1]) < 0)
+        goto done;
+    result = tm_numpy_new_stats(state->stats_dtype, (Py_ssize_t)views.count, &records);
+    if (result == NULL)
+        goto done;
+    PyThreadState *thread = drop_gil(&views);
+    const tm_status status = tm_tensor_stats(views.views, views.count, threads, records, &error);
+    take_gil(thread);
+    if (status != TM_OK) {
+        raise_status(status, &error);
+        Py_CLEAR(result);
+    }
+done:
+    tm_views_close(&views);
+    return result;
+}
+
+PyObject *tm_py_merge_stats(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    tm_state *state = tm_state_of(module);
+    const tm_stats *records = NULL;
+    const int64_t *offsets = NULL;
+    Py_ssize_t record_count = 0, offset_count = 0;
+    tm_error error;
+    if (check_count("merge_stats", count, 2) < 0)
+        return NULL;
+    if (tm_numpy_read_stats(args[0], state->stats_dtype, &records, &record_count) < 0)
+        return NULL;
+    if (args[1] != Py_None) {
+        if (tm_numpy_read_int64(args[1], &offsets, &offset_count) < 0)
+            return NULL;
+        if (offset_count != record_count) {
+            PyErr_Format(PyExc_ValueError, "offsets has %zd entries for %zd records", offset_count, record_count);
+            return NULL;
+        }
+    }
+    tm_stats *merged = NULL;
+    PyObject *result = tm_numpy_new_stats(state->stats_dtype, -1, &merged);
+    if (result == NULL)
+        return NULL;
+    const tm_status status = tm_merge_stats(records, offsets, (size_t)record_count, merged, &error);
+    if (status != TM_OK) {
+        raise_status(status, &error);
+        Py_CLEAR(result);
+    }
+    return result;
+}
+
+PyObject *tm_py_multi_norm(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    tm_state *state = tm_state_of(module);
+    PyObject *result = NULL, *norms = NULL;
+    double *per_tensor = NULL, total = 0;
+    tm_views views;
+    tm_error error;
+    int threads;
+    if (check_count("multi_norm", count, 4) < 0)
+        return NULL;
+    const long order = PyLong_AsLong(args[1]);
+    if (order == -1 && PyErr_Occurred())
+        return NULL;
+    if (order != TM_NORM_2 && order != TM_NORM_1 && order != TM_NORM_INF) {
+        PyErr_Format(PyExc_ValueError, "order code %ld is unknown", order);
+        return NULL;
+    }
+    const int wants_each = PyObject_IsTrue(args[2]);
+    if (wants_each < 0 || read_threads(args[3], &threads) < 0)
+        return NULL;
+    if (tm_views_open(&views, state, args[0], Py_None) < 0)
+        goto done;
+    if (wants_each) {
+        norms = tm_numpy_new_float64((Py_ssize_t)views.count, &per_tensor);
+        if (norms == NULL)
+            goto done;
+    }
+    PyThreadState *thread = drop_gil(&views);
+    const tm_status status =
+        tm_multi_norm(views.views, views.count, (tm_norm_order)order, threads, &total, per_tensor, &error);
+    take_gil(thread);
+    if (status != TM_OK)
+        raise_status(status, &error);
+    else if (wants_each)
+        result = Py_BuildValue("(dO)", total, norms);
+    else
+        result = PyFloat_FromDouble(total);
+done:
+    Py_XDECREF(norms);
+    tm_views_close(&views);
+    return result;
+}
+
+PyObject *tm_py_scan_nonfinite(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    PyObject *result = NULL;
+    tm_nonfinite found;
+    tm_views views;
+    tm_error error;
+    int threads;
+    if (check_count("scan_nonfinite", count, 3) < 0 || read_threads(args[2], &threads) < 0)
+        return NULL;
+    if (tm_views_open(&views, tm_state_of(module), args[0], args[1]) < 0)
+        goto done;
+    PyThreadState *thread = drop_gil(&views);
+    const tm_status status = tm_scan_nonfinite(views.views, views.count, threads, &found, &error);
+    take_gil(thread);
+    if (status != TM_OK)
+        raise_status(status, &error);
+    else if (found.tensor < 0)
+        result = Py_NewRef(Py_None);
+    else
+        result = Py_BuildValue("(LLd)", (long long)found.tensor, (long long)found.index, found.value);
+done:
+    tm_views_close(&views);
+    return result;
+}

@@ -1,0 +1,29 @@
+"""Arrays in, numbers out: the typed front of the compiled kernels, one module a kernel family.
+
+Every function takes one array or any iterable of arrays (a generator too), leaves its inputs alone, and reads
+each element once. An array is, in the order in which the doors are tried: a NumPy array of native byte order
+(ml_dtypes' bfloat16 and float8 types included), an object whose type has DLPack's C exchange table (torch), an
+object with `__dlpack__`, a buffer (bytes, memoryview, array.array), or a pair `(buffer, dtype name)`. Anything
+else, and memory that the host can't address, is a TypeError that names the position in the list.
+"""
+
+from __future__ import annotations
+
+from trainmon.ops.info import build_info, cpu_info
+from trainmon.ops.norms import multi_norm, plain_read
+from trainmon.ops.scan import NonFinite, scan_nonfinite
+from trainmon.ops.stats import STATS_DTYPE, SUMMARY_DTYPE, finish_stats, merge_stats, tensor_stats
+
+__all__ = [
+    "STATS_DTYPE",
+    "SUMMARY_DTYPE",
+    "NonFinite",
+    "build_info",
+    "cpu_info",
+    "finish_stats",
+    "merge_stats",
+    "multi_norm",
+    "plain_read",
+    "scan_nonfinite",
+    "tensor_stats",
+]
