@@ -13,7 +13,37 @@ from typing import Any, Literal, Protocol
 
 from trainmon.frame import Snapshot
 
-__all__ = ["Message", "RunInfo", "Sink"]
+__all__ = ["Cadence", "Message", "RunInfo", "Sink", "literal"]
+
+
+#: Control characters, which a terminal would obey rather than show.
+_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))}
+_CONTROLS.update({ord("\n"): "\\n", ord("\r"): "\\r", ord("\t"): "\\t"})
+
+
+def literal(text: str) -> str:
+    """``text`` on one line with every control character spelled out, all others as they are."""
+    return text.translate(_CONTROLS)
+
+
+class Cadence:
+    """Which steps a sink with ``every: N`` shows: the first that it is offered, and every multiple of N.
+
+    Raises:
+        ValueError: ``every`` is not a positive integer.
+    """
+
+    def __init__(self, every: int) -> None:
+        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+            raise ValueError(f"every must be a positive integer, not {every!r}")
+        self.every = every
+        self._first: int | None = None
+
+    def due(self, step: int) -> bool:
+        """Whether ``step`` is shown."""
+        if self._first is None:
+            self._first = step
+        return step == self._first or step % self.every == 0
 
 
 @dataclass(frozen=True, slots=True)

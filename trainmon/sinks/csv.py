@@ -1,0 +1,130 @@
+"""Per-tensor tables as CSV: ``tensors/<probe>_step<A>-<B>.csv``, one row a step and tensor.
+
+Columns are ``step``, ``name``, then one per series of the probe. An empty cell is null; non-finite values are ``nan``,
+``inf``, ``-inf``. A file covers the steps A to B and is never reopened: a resumed run starts a new one.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+
+from trainmon.frame import Snapshot, Table
+from trainmon.sinks.base import Cadence, Message, RunInfo
+from trainmon.sinks.files import RecordFile
+
+__all__ = ["CsvSink"]
+
+
+class CsvSink:
+    """Writes the tables of each snapshot, one series of files a probe.
+
+    Args:
+        every: shows the first step and every multiple of this.
+        steps_per_file: a new file begins after each multiple of this many steps.
+
+    Raises:
+        ValueError: an argument is not a positive integer.
+    """
+
+    name = "csv"
+
+    def __init__(self, *, every: int = 1, steps_per_file: int = 1000) -> None:
+        if isinstance(steps_per_file, bool) or not isinstance(steps_per_file, int) or steps_per_file < 1:
+            raise ValueError(f"steps_per_file must be a positive integer, not {steps_per_file!r}")
+        self._cadence = Cadence(every)
+        self._steps_per_file = steps_per_file
+        self._directory: Path | None = None
+        self._life = 1
+        self._files: dict[str, _TableFile] = {}
+
+    def open(self, run: RunInfo) -> None:
+        if run.rank_directory is not None:
+            self._directory = run.rank_directory / "tensors"
+        self._life = run.life
+
+    def write(self, snapshot: Snapshot) -> None:
+        if self._directory is None or not self._cadence.due(snapshot.step):
+            return
+        probes: dict[str, list[Table]] = {}
+        for table in snapshot.tables:
+            probes.setdefault(table.probe, []).append(table)
+        for probe, tables in probes.items():
+            columns = [table.series.removesuffix("/<p>") for table in tables]
+            file = self._files.get(probe)
+            if file is None or not file.takes(snapshot.step, columns):
+                if file is not None:
+                    file.close()
+                    del self._files[probe]
+                block = (snapshot.step - 1) // self._steps_per_file
+                last = (block + 1) * self._steps_per_file
+                file = _TableFile(self._directory, probe, snapshot.step, last, self._life, columns)
+                self._files[probe] = file
+            file.append(snapshot.step, tables, columns)
+
+    def message(self, message: Message) -> None:
+        """Messages are not tables."""
+
+    def flush(self) -> None:
+        """Nothing to do: the rows of a step are written at once."""
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
+
+
+class _TableFile:
+    """One CSV file: the rows of one probe for the steps ``first`` to ``last``."""
+
+    def __init__(
+        self, directory: Path, probe: str, first: int, last: int, life: int, columns: list[str]
+    ) -> None:
+        self._steps = range(first, last + 1)
+        self._latest = first - 1
+        self._columns = columns
+        stem = f"{probe}_step{first}-{last}"
+        self._file = _create(directory, stem, life)
+        try:
+            self._file.write(_encode([["step", "name", *columns]]))
+        except BaseException:
+            # Without its header the file is nothing: the name is free for the next try.
+            self._file.close()
+            self._file.path.unlink(missing_ok=True)
+            raise
+
+    def takes(self, step: int, columns: list[str]) -> bool:
+        """Whether rows of this step and these columns belong here; a step that goes back begins a new file."""
+        return step in self._steps and step > self._latest and set(columns) <= set(self._columns)
+
+    def append(self, step: int, tables: list[Table], columns: list[str]) -> None:
+        cells: dict[str, dict[str, str]] = {}
+        for column, table in zip(columns, tables, strict=True):
+            values = zip(table.subjects, table.values.tolist(), table.valid.tolist(), strict=True)
+            for subject, value, known in values:
+                cells.setdefault(subject, {})[column] = repr(value) if known else ""
+        self._file.write(
+            _encode([[step, name, *(row.get(c, "") for c in self._columns)] for name, row in cells.items()])
+        )
+        self._latest = step
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _create(directory: Path, stem: str, life: int) -> RecordFile:
+    """A new file that overwrites none: an earlier life may have left one for the same steps."""
+    suffix, number = "", life
+    while True:
+        try:
+            return RecordFile(directory / f"{stem}{suffix}.csv", exclusive=True)
+        except FileExistsError:
+            suffix = f"_life{number}"
+            number += 1
+
+
+def _encode(rows: list[list[object]]) -> bytes:
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue().encode("utf-8", "backslashreplace")

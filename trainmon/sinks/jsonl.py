@@ -1,0 +1,173 @@
+"""JSON Lines: one object a step in ``scalars.jsonl``, one a message in ``events.jsonl``, and their reader.
+
+Null is ``null``. JSON has no NaN or infinity, so these stand as the strings ``"NaN"``, ``"Infinity"``, ``"-Infinity"``.
+Each life of a run begins with ``{"record": "run", "life": n, "resumed_step": s, ...}``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trainmon.frame import Snapshot
+from trainmon.sinks.base import Cadence, Message, RunInfo
+from trainmon.sinks.files import RecordFile
+
+__all__ = ["JsonlSink", "plain", "read_jsonl"]
+
+_SPECIAL = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+def plain(value: Any) -> Any:
+    """``value`` as JSON can hold it: NumPy and framework scalars as numbers, non-finite ones as their strings.
+
+    Mappings and sequences are converted throughout; sets and arrays become lists; what is none of these, its ``str``.
+    """
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        number = float(value)
+        if math.isnan(number):
+            return "NaN"
+        return number if math.isfinite(number) else ("Infinity" if number > 0 else "-Infinity")
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [plain(item) for item in value]
+    # NumPy scalars and arrays and tensors all answer to tolist().
+    convert = getattr(value, "tolist", None)
+    if callable(convert):
+        converted = convert()
+        if type(converted) is not type(value):
+            return plain(converted)
+    # Scalars of extension types (bfloat16, float8) know only float().
+    return plain(float(value)) if hasattr(value, "__float__") else str(value)
+
+
+class JsonlSink:
+    """Writes ``rank_<r>/scalars.jsonl`` and ``rank_<r>/events.jsonl``.
+
+    Args:
+        every: shows the first step and every multiple of this.
+    """
+
+    name = "jsonl"
+
+    def __init__(self, *, every: int = 1) -> None:
+        self._cadence = Cadence(every)
+        self._scalars: RecordFile | None = None
+        self._events: RecordFile | None = None
+
+    def open(self, run: RunInfo) -> None:
+        directory = run.rank_directory
+        if directory is None:
+            return
+        life = {
+            "record": "run",
+            "run": run.name,
+            "life": run.life,
+            "resumed_step": run.resumed_step,
+            "time": time.time(),
+            "rank": run.rank,
+            "world": run.world,
+            "units": dict(run.units),
+        }
+        self._scalars = self._begin(self._scalars, directory / "scalars.jsonl", life)
+        del life["units"]
+        self._events = self._begin(self._events, directory / "events.jsonl", life)
+
+    @staticmethod
+    def _begin(known: RecordFile | None, path: Path, life: Mapping[str, Any]) -> RecordFile:
+        if known is not None:
+            # Opened before the disk was full; its life record stands already.
+            return known
+        file = RecordFile(path)
+        try:
+            # A kill may have left half a line: end it, so that the next record stands on a line of its own.
+            repair = b"" if file.ends_with(b"\n") else b"\n"
+            file.write(repair + _line(life))
+        except BaseException:
+            file.close()
+            raise
+        return file
+
+    def write(self, snapshot: Snapshot) -> None:
+        if self._scalars is not None and self._cadence.due(snapshot.step):
+            record = {"step": snapshot.step, "time": snapshot.wall_time, **snapshot.scalars}
+            self._scalars.write(_line(record))
+
+    def message(self, message: Message) -> None:
+        if self._events is not None:
+            record = {
+                "step": message.step,
+                "time": message.wall_time,
+                "level": message.level,
+                "kind": message.kind,
+                "text": message.text,
+                "data": message.data,
+            }
+            self._events.write(_line(record))
+
+    def flush(self) -> None:
+        """Nothing to do: every record is written at once."""
+
+    def close(self) -> None:
+        for file in (self._scalars, self._events):
+            if file is not None:
+                file.close()
+        self._scalars = self._events = None
+
+
+def _line(record: Mapping[str, Any]) -> bytes:
+    text = json.dumps(plain(record), ensure_ascii=False, allow_nan=False, separators=(", ", ": "))
+    # Lone surrogates (from undecodable file names) can't be encoded as UTF-8.
+    return text.encode("utf-8", "backslashreplace") + b"\n"
+
+
+def read_jsonl(path: str | Path, *, latest: bool = False) -> list[dict[str, Any]]:
+    """The records of a ``scalars.jsonl`` or ``events.jsonl``, in file order.
+
+    ``"NaN"``, ``"Infinity"``, ``"-Infinity"`` among the values of a step or in the data of a message are read back as
+    floats. Lines that are not whole, which a kill may leave, are passed over.
+
+    Args:
+        latest: drop what a later life of the run replaced: on each ``run`` record, the step records after its
+            ``resumed_step``, so that each step stands once.
+
+    Raises:
+        OSError: the file can't be read.
+    """
+    records: list[dict[str, Any]] = []
+    for line in Path(path).read_bytes().split(b"\n"):
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if not isinstance(record, dict):
+            continue
+        if record.get("record") == "run":
+            resumed = record.get("resumed_step")
+            if latest and isinstance(resumed, int):
+                records = [old for old in records if "record" in old or old.get("step", 0) <= resumed]
+        elif "kind" in record:
+            record["data"] = _restore(record.get("data"))
+        else:
+            record = {name: _SPECIAL.get(v, v) if isinstance(v, str) else v for name, v in record.items()}
+        records.append(record)
+    return records
+
+
+def _restore(value: Any) -> Any:
+    if isinstance(value, str):
+        return _SPECIAL.get(value, value)
+    if isinstance(value, list):
+        return [_restore(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _restore(item) for key, item in value.items()}
+    return value
