@@ -1,3 +1,118 @@
-build:
-	.venv/bin/python setup.py -q build_ext --inplace
-.PHONY: build
+# `make help` lists what there is. Everything happens in virtual environments below this folder and in build/.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.ONESHELL:
+.DEFAULT_GOAL := build
+
+VENV ?= .venv
+# A machine that has PyPI only gets the CUDA build on Linux x86-64; point pip's index at PyTorch's CPU one to avoid it.
+TORCH ?= torch==2.13.0
+PYTEST_ARGS ?=
+DEMO_ARGS ?=
+BENCH_ARGS ?=
+
+PY := $(VENV)/bin/python
+PYTEST := $(PY) -m pytest $(PYTEST_ARGS)
+SOURCES := setup.py $(shell find csrc -name '*.[ch]')
+FORMATTED := $(shell find csrc -name '*.[ch]')
+# What must hold wherever the compiled code was built differently or runs elsewhere.
+CORE_TESTS := tests/kernels tests/config tests/engine
+TIERS := baseline avx2 avx512
+
+.PHONY: help build test demo lint format tiers asan numpy126 pythons dist bench clean distclean
+
+help: ## this list
+	@sed -n 's/^\([a-z0-9]*\):.*## \(.*\)/  \1\t\2/p' Makefile | expand -t 14
+
+build: $(VENV)/.built ## virtual environment in .venv, extensions in place
+
+$(VENV)/.installed: pyproject.toml scripts/bootstrap.sh scripts/build-requires.py
+	scripts/bootstrap.sh
+	[ -x $(PY) ] || "$$(scripts/find-python.sh)" -m venv $(VENV)
+	$(PY) -m pip install -q -r <($(PY) scripts/build-requires.py) "$(TORCH)"
+	$(PY) -m pip install -q --no-build-isolation -e '.[dev,torch,tensorboard]'
+	touch $(VENV)/.installed $(VENV)/.built
+
+$(VENV)/.built: $(VENV)/.installed $(SOURCES)
+	$(PY) setup.py -q build_ext --inplace
+	touch $@
+
+test: build ## all tests but those of sdist and wheel
+	$(PYTEST) -m "not packaging"
+
+demo: build ## train the small GPT of examples/gpt
+	$(PY) examples/gpt/train.py examples/gpt/train.yaml $(DEMO_ARGS)
+
+lint: build ## ruff, mypy, import-linter, clang-format
+	failed=0
+	$(VENV)/bin/ruff check . || failed=1
+	$(VENV)/bin/ruff format --check . || failed=1
+	$(PY) -m mypy || failed=1
+	$(VENV)/bin/lint-imports || failed=1
+	$(VENV)/bin/clang-format --dry-run -Werror $(FORMATTED) || failed=1
+	exit $$failed
+
+format: build ## apply ruff and clang-format
+	$(VENV)/bin/ruff check --fix-only .
+	$(VENV)/bin/ruff format .
+	$(VENV)/bin/clang-format -i $(FORMATTED)
+
+tiers: build ## kernel tests once per instruction-set tier
+	for tier in $(TIERS); do
+	    echo "== TRAINMON_CPU=$$tier"
+	    TRAINMON_CPU=$$tier $(PYTEST) tests/kernels
+	done
+
+# The copy keeps instrumented objects apart from the others; it comes first on PYTHONPATH. libstdc++ is preloaded
+# because the sanitizer's exception hook must find it before torch brings it along.
+ASAN := build/asan
+ASAN_ENV = LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so)" \
+    ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 PYTHONMALLOC=malloc
+
+asan: build ## kernel and config tests, and the C tests, under ASan and UBSan
+	mkdir -p $(ASAN)
+	tar -c --exclude='*.so' --exclude=_libs --exclude=__pycache__ \
+	    csrc trainmon tests setup.py pyproject.toml README.md | tar -x -C $(ASAN)
+	python=$$PWD/$(PY)
+	(cd $(ASAN) && TRAINMON_SANITIZE=address,undefined $$python setup.py -q build_ext --inplace)
+	(cd $(ASAN) && $(ASAN_ENV) PYTHONPATH=$$PWD $$python -m pytest $(PYTEST_ARGS) tests/kernels tests/config)
+	$(MAKE) -C csrc/tests check SANITIZE=1
+
+# NumPy 1.26 in front of everything that .venv has, the extension built on NumPy 2 included.
+numpy126: build ## kernel, config and engine tests on NumPy 1.26
+	if $(PY) -c 'import sys; sys.exit(sys.version_info < (3, 13))'; then
+	    echo "skipped: NumPy 1.26 does not exist for the Python in $(VENV); use 3.11 or 3.12"
+	    exit 0
+	fi
+	old=build/numpy126
+	[ -d $$old ] || $(PY) -m pip install -q --no-deps --target $$old 'numpy==1.26.*'
+	PYTHONPATH=$$old $(PY) -c 'import numpy; print("NumPy", numpy.__version__)'
+	PYTHONPATH=$$old $(PYTEST) $(CORE_TESTS)
+
+pythons: build ## kernel, config and engine tests on every other Python found
+	own=$$($(PY) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+	for python in $$(scripts/find-python.sh --all); do
+	    version=$$($$python -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+	    [ $$version != $$own ] || continue
+	    echo "== Python $$version"
+	    venv=.venv-$$version
+	    [ -x $$venv/bin/python ] || $$python -m venv $$venv
+	    $$venv/bin/python -m pip install -q -r <($(PY) scripts/build-requires.py)
+	    $$venv/bin/python -m pip install -q --no-build-isolation -e '.[test]'
+	    $$venv/bin/python -m pytest $(PYTEST_ARGS) $(CORE_TESTS)
+	done
+
+dist: build ## sdist and repaired wheel in dist/, installed and tried in clean environments
+	rm -rf dist
+	PYTHON=$(PY) scripts/wheel.sh dist
+	TRAINMON_DIST=dist $(PYTEST) -m packaging tests/build
+
+bench: build ## benchmarks/RESULTS.md
+	$(PY) -m benchmarks $(BENCH_ARGS)
+
+clean: ## built files
+	rm -rf build dist trainmon/_libs
+	rm -f trainmon/*.so $(VENV)/.built
+
+distclean: clean ## built files and virtual environments
+	rm -rf .venv .venv-* trainmon.egg-info

@@ -186,7 +186,9 @@ def use_openblas() -> Path | None:
         cflags = [f"-I{package.get_include_dir()}"]
         libs = [f"-L{folder}", f"-l{package.get_library()}", "-Wl,-rpath,$ORIGIN/_libs"]
     elif BLAS == "scipy-openblas32":
-        sys.exit("trainmon cannot be built because scipy-openblas32 is missing: run `pip install scipy-openblas32`.")
+        sys.exit(
+            "trainmon cannot be built because scipy-openblas32 is missing: run `pip install scipy-openblas32`."
+        )
     else:
         cflags, libs = pkg_config("--cflags", "openblas"), pkg_config("--libs", "openblas")
         if cflags is None or libs is None:
@@ -224,6 +226,15 @@ class BuildExtensions(build_ext):
     def run(self) -> None:
         self.run_command("build_clib")
         super().run()
+        self.carry_openblas()
+
+    def build_extensions(self) -> None:
+        # A Python of one's own adds its folder, where a library of the same name would win over ours.
+        linker = self.compiler.linker_so
+        self.compiler.linker_so = [flag for flag in linker if not flag.startswith("-Wl,-rpath")]
+        super().build_extensions()
+
+    def carry_openblas(self) -> None:
         folder = self.get_finalized_command("build_clib").openblas_folder
         if folder is not None:
             package = ROOT / "trainmon" if self.inplace else Path(self.build_lib, "trainmon")
