@@ -23,6 +23,7 @@ class CsvSink:
     Args:
         every: shows the first step and every multiple of this.
         steps_per_file: a new file begins after each multiple of this many steps.
+        rows_per_file: a new file begins at the next step once a file holds this many rows.
 
     Raises:
         ValueError: an argument is not a positive integer.
@@ -30,10 +31,14 @@ class CsvSink:
 
     name = "csv"
 
-    def __init__(self, *, every: int = 1, steps_per_file: int = 1000) -> None:
-        if isinstance(steps_per_file, bool) or not isinstance(steps_per_file, int) or steps_per_file < 1:
-            raise ValueError(f"steps_per_file must be a positive integer, not {steps_per_file!r}")
+    def __init__(
+        self, *, every: int = 1, steps_per_file: int = 1000, rows_per_file: int = 1_000_000
+    ) -> None:
+        for key, value in (("steps_per_file", steps_per_file), ("rows_per_file", rows_per_file)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{key} must be a positive integer, not {value!r}")
         self._cadence = Cadence(every)
+        self._rows_per_file = rows_per_file
         self._steps_per_file = steps_per_file
         self._directory: Path | None = None
         self._life = 1
@@ -53,7 +58,7 @@ class CsvSink:
         for probe, tables in probes.items():
             columns = [table.series.removesuffix("/<p>") for table in tables]
             file = self._files.get(probe)
-            if file is None or not file.takes(snapshot.step, columns):
+            if file is None or file.rows >= self._rows_per_file or not file.takes(snapshot.step, columns):
                 if file is not None:
                     file.close()
                     del self._files[probe]
@@ -83,6 +88,7 @@ class _TableFile:
     ) -> None:
         self._steps = range(first, last + 1)
         self._latest = first - 1
+        self.rows = 0
         self._columns = columns
         stem = f"{probe}_step{first}-{last}"
         self._file = _create(directory, stem, life)
@@ -108,6 +114,7 @@ class _TableFile:
             _encode([[step, name, *(row.get(c, "") for c in self._columns)] for name, row in cells.items()])
         )
         self._latest = step
+        self.rows += len(cells)
 
     def close(self) -> None:
         self._file.close()

@@ -9,6 +9,7 @@ Scalars keep their names (in the run's tag style). A per-tensor table becomes ``
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import math
 import os
@@ -61,11 +62,14 @@ class TensorBoardSink:
         if run.rank_directory is None:
             return
         try:
-            from tensorboard.compat.proto import event_pb2, summary_pb2, tensor_pb2, types_pb2
-            from tensorboard.summary.writer.record_writer import RecordWriter
+            from tensorboard.compat import proto  # type: ignore[import-untyped]
+            from tensorboard.summary.writer import record_writer  # type: ignore[import-untyped]
+
+            modules = ("event_pb2", "summary_pb2", "tensor_pb2", "types_pb2")
+            self._protos = tuple(importlib.import_module(f"{proto.__name__}.{name}") for name in modules)
         except ImportError as error:
             raise ImportError(f"{_MISSING} ({error})") from error
-        self._protos = (event_pb2, summary_pb2, tensor_pb2, types_pb2)
+        event_pb2 = self._protos[0]
         self._style = run.tag_style
         directory = run.rank_directory / "tensorboard"
         directory.mkdir(parents=True, exist_ok=True)
@@ -75,7 +79,7 @@ class TensorBoardSink:
         stamp = max(int(time.time()), earlier + 1)
         path = directory / f"{_MARK}{stamp:010d}.{socket.gethostname()}.{os.getpid()}.{run.life}"
         self._file = RecordFile(path, exclusive=True)
-        self._records = RecordWriter(self._file)
+        self._records = record_writer.RecordWriter(self._file)
         try:
             self._write(event_pb2.Event(wall_time=time.time(), file_version="brain.Event:2"))
             if earlier >= 0 or run.resumed_step > 0:

@@ -159,11 +159,7 @@ class Writer:
         self._closing = True
         if first:
             self._tokens.put(None)
-            try:
-                atexit.unregister(self._at_exit)
-            except Exception:
-                # Refused while exit handlers run on some versions; the second call does nothing anyway.
-                pass
+            atexit.unregister(self._at_exit)
         if self._finished or threading.current_thread() is self._thread:
             return self._finished
         if self._thread.is_alive():
@@ -212,8 +208,8 @@ class Writer:
             self._open(slot)
         # A sink that failed is said through the ones that opened after it, too.
         early, self._early = self._early, None
-        for slot, message in early or ():
-            self._deliver(slot, message)
+        for about, message in early or ():
+            self._deliver(about, message)
 
     def _drain(self) -> None:
         """Everything that waits, the report of losses, and the end of all sinks."""
@@ -307,8 +303,8 @@ class Writer:
         """Lets a sink that is switched off release what it holds; its further failure is no news."""
         try:
             slot.sink.close()
-        except Exception as error:
-            _logger.debug("closing %s failed too: %s", slot.sink.name, error)
+        except Exception:
+            _logger.debug("closing %s failed too", slot.sink.name, exc_info=True)
 
     def _announce(self, about: _Slot | None, kind: str, text: str, **data: object) -> None:
         """Says something about the sinks through all the others, and through logging."""
@@ -326,10 +322,10 @@ class Writer:
                 continue
             try:
                 slot.sink.message(message)
-            except Exception as error:
+            except Exception:
                 # Counted, but not announced in turn: two failing sinks must not talk about each other for ever.
                 slot.failed += 1
-                _logger.debug("%s could not show a message: %s", slot.sink.name, error)
+                _logger.debug("%s could not show a message", slot.sink.name, exc_info=True)
 
     def _report(self) -> None:
         """One message about everything that was lost, if anything was."""
