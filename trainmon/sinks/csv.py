@@ -1,7 +1,8 @@
 """Per-tensor tables as CSV: ``tensors/<probe>_step<A>-<B>.csv``, one row a step and tensor.
 
-Columns are ``step``, ``name``, then one per series of the probe. An empty cell is null; non-finite values are ``nan``,
-``inf``, ``-inf``. A file covers the steps A to B and is never reopened: a resumed run starts a new one.
+Columns are ``step``, ``name``, then one per series of the probe. An empty cell is null; non-finite values
+are ``nan``, ``inf``, ``-inf``. A file covers the steps A to B and is never reopened: a resumed run starts a
+new one.
 """
 
 from __future__ import annotations
@@ -11,8 +12,7 @@ import io
 from pathlib import Path
 
 from trainmon.frame import Snapshot, Table
-from trainmon.sinks.base import Cadence, Message, RunInfo
-from trainmon.sinks.files import RecordFile
+from trainmon.sinks.base import Cadence, Message, RecordFile, RunInfo, at_least
 
 __all__ = ["CsvSink"]
 
@@ -31,12 +31,9 @@ class CsvSink:
 
     name = "csv"
 
-    def __init__(
-        self, *, every: int = 1, steps_per_file: int = 1000, rows_per_file: int = 1_000_000
-    ) -> None:
-        for key, value in (("steps_per_file", steps_per_file), ("rows_per_file", rows_per_file)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{key} must be a positive integer, not {value!r}")
+    def __init__(self, *, every: int = 1, steps_per_file: int = 1000, rows_per_file: int = 1_000_000) -> None:
+        at_least("steps_per_file", steps_per_file, 1)
+        at_least("rows_per_file", rows_per_file, 1)
         self._cadence = Cadence(every)
         self._rows_per_file = rows_per_file
         self._steps_per_file = steps_per_file
@@ -101,7 +98,7 @@ class _TableFile:
             raise
 
     def takes(self, step: int, columns: list[str]) -> bool:
-        """Whether rows of this step and these columns belong here; a step that goes back begins a new file."""
+        """Whether these rows belong here; a step that goes back begins a new file."""
         return step in self._steps and step > self._latest and set(columns) <= set(self._columns)
 
     def append(self, step: int, tables: list[Table], columns: list[str]) -> None:

@@ -1,7 +1,7 @@
 """JSON Lines: one object a step in ``scalars.jsonl``, one a message in ``events.jsonl``, and their reader.
 
-Null is ``null``. JSON has no NaN or infinity, so these stand as the strings ``"NaN"``, ``"Infinity"``, ``"-Infinity"``.
-Each life of a run begins with ``{"record": "run", "life": n, "resumed_step": s, ...}``.
+Null is ``null``. JSON has no NaN or infinity, so these stand as the strings ``"NaN"``, ``"Infinity"``,
+``"-Infinity"``. Each life of a run begins with ``{"record": "run", "life": n, "resumed_step": s, ...}``.
 """
 
 from __future__ import annotations
@@ -14,40 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from trainmon.frame import Snapshot
-from trainmon.sinks.base import Cadence, Message, RunInfo
-from trainmon.sinks.files import RecordFile
+from trainmon.sinks.base import Cadence, Message, RecordFile, RunInfo, plain
 
-__all__ = ["JsonlSink", "plain", "read_jsonl"]
+__all__ = ["JsonlSink", "read_jsonl"]
 
 _SPECIAL = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-
-
-def plain(value: Any) -> Any:
-    """``value`` as JSON can hold it: NumPy and framework scalars as numbers, non-finite ones as their strings.
-
-    Mappings and sequences are converted throughout; sets and arrays become lists; what is none of these, its ``str``.
-    """
-    if value is None or isinstance(value, (bool, str)):
-        return value
-    if isinstance(value, int):
-        return int(value)
-    if isinstance(value, float):
-        number = float(value)
-        if math.isnan(number):
-            return "NaN"
-        return number if math.isfinite(number) else ("Infinity" if number > 0 else "-Infinity")
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [plain(item) for item in value]
-    # NumPy scalars and arrays and tensors all answer to tolist().
-    convert = getattr(value, "tolist", None)
-    if callable(convert):
-        converted = convert()
-        if type(converted) is not type(value):
-            return plain(converted)
-    # Scalars of extension types (bfloat16, float8) know only float().
-    return plain(float(value)) if hasattr(value, "__float__") else str(value)
 
 
 class JsonlSink:
@@ -133,8 +104,8 @@ def _line(record: Mapping[str, Any]) -> bytes:
 def read_jsonl(path: str | Path, *, latest: bool = False) -> list[dict[str, Any]]:
     """The records of a ``scalars.jsonl`` or ``events.jsonl``, in file order.
 
-    ``"NaN"``, ``"Infinity"``, ``"-Infinity"`` among the values of a step or in the data of a message are read back as
-    floats. Lines that are not whole, which a kill may leave, are passed over.
+    ``"NaN"``, ``"Infinity"``, ``"-Infinity"`` among the values of a step or in the data of a message are
+    read back as floats. Lines that are not whole, which a kill may leave, are passed over.
 
     Args:
         latest: drop what a later life of the run replaced: on each ``run`` record, the step records after its

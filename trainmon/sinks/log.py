@@ -1,7 +1,7 @@
 """One line a step for a person: on the terminal above a progress bar, plain elsewhere, and in ``log.txt``.
 
-Every name and text is shown as it is: nothing is read as markup, control characters are spelled out. A terminal that
-goes away takes only the terminal's part with it; ``log.txt`` goes on.
+Every name and text is shown as it is: nothing is read as markup, control characters are spelled out. A
+terminal that goes away takes only the terminal's part with it; ``log.txt`` goes on.
 """
 
 from __future__ import annotations
@@ -13,24 +13,35 @@ from collections.abc import Callable
 from typing import Any, Literal, TextIO, cast
 
 from trainmon.frame import Snapshot
-from trainmon.sinks import text
-from trainmon.sinks.base import Cadence, Message, RunInfo, literal
-from trainmon.sinks.files import RecordFile
+from trainmon.sinks.base import (
+    Cadence,
+    Message,
+    RecordFile,
+    RunInfo,
+    literal,
+    long_time,
+    percent,
+    scientific,
+    short_number,
+    short_time,
+    significant,
+    whole_number,
+)
 
 __all__ = ["LogSink", "format_message", "format_step"]
 
 #: Series in the order of the line: label before, width of the number, how it reads, unit after.
 _FIELDS: tuple[tuple[str, str, int, Callable[[float], str], str], ...] = (
-    ("loss/global", "loss ", 7, text.significant, ""),
-    ("grad/norm", "grad norm ", 7, text.significant, ""),
-    ("optim/lr", "lr ", 9, text.scientific, ""),
-    ("optim/loss_scale", "scale ", 5, text.short, ""),
-    ("perf/tokens_per_second", "", 5, text.short, " tok/s"),
-    ("perf/mfu", "MFU ", 5, text.percent, ""),
-    ("memory/peak_allocated", "peak ", 5, text.short, "B"),
-    ("time/step", "", 7, text.seconds, "/step"),
-    ("perf/monitor_overhead", "monitor ", 5, text.percent, ""),
-    ("time/eta", "ETA ", 5, text.duration, ""),
+    ("loss/global", "loss ", 7, significant, ""),
+    ("grad/norm", "grad norm ", 7, significant, ""),
+    ("optim/lr", "lr ", 9, scientific, ""),
+    ("optim/loss_scale", "scale ", 5, short_number, ""),
+    ("perf/tokens_per_second", "", 5, short_number, " tok/s"),
+    ("perf/mfu", "MFU ", 5, percent, ""),
+    ("memory/peak_allocated", "peak ", 5, short_number, "B"),
+    ("time/step", "", 7, short_time, "/step"),
+    ("perf/monitor_overhead", "monitor ", 5, percent, ""),
+    ("time/eta", "ETA ", 5, long_time, ""),
 )
 _LEVELS = {"info": "", "warning": "WARNING: ", "error": "ERROR: "}
 _STYLES = {"info": "", "warning": "yellow", "error": "bold red"}
@@ -48,7 +59,7 @@ def format_step(snapshot: Snapshot, total_steps: int | None = None) -> str:
             parts.append(f"{label}{shown:>{width}}{unit}")
     bad = snapshot.scalars.get("grad/nonfinite")
     if bad:
-        parts.append(f"!! {text.count(bad)} NON-FINITE GRADIENT VALUES")
+        parts.append(f"!! {whole_number(bad)} NON-FINITE GRADIENT VALUES")
     if snapshot.scalars.get("optim/overflow"):
         parts.append("!! OVERFLOW")
     return "  ".join(parts).rstrip()
@@ -64,7 +75,7 @@ class LogSink:
 
     Args:
         every: a line at the first step and at every multiple of this; messages and the bar don't wait.
-        progress: the bar: ``auto`` on the terminal of rank 0; True on any terminal; False never. Never elsewhere.
+        progress: the bar: ``auto`` on the terminal of rank 0, True on the terminal of any rank, False never.
         file: whether to write ``log.txt``.
         stream: where the console's part goes; None is ``sys.stderr`` at the time of opening.
     """
@@ -106,7 +117,7 @@ class LogSink:
         if stream is None or stream.closed:
             return None
         if stream is sys.__stderr__:
-            stream = cast(TextIO, _Direct(stream))
+            stream = cast(TextIO, _Direct(cast(TextIO, stream)))
         wanted = self._progress
         if wanted == "auto":
             wanted = run.rank == 0 and os.environ.get("TERM") not in (None, "", "dumb")
@@ -234,12 +245,14 @@ class _Bar:
             TextColumn("{task.fields[position]}", markup=False),
             TextColumn("{task.fields[eta]}", markup=False),
         )
-        # Standard output stays the program's own: a redirected one would break its carriage returns, and a forked
-        # child would inherit the redirection with its lock.
+        # Standard output stays the program's own: a redirected one would break its carriage returns, and a
+        # forked child would inherit the redirection with its lock.
         self._progress = Progress(
             *columns, console=self._console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
         )
-        self._task = self._progress.add_task(name, total=None, completed=done, position="", eta="", start=False)
+        self._task = self._progress.add_task(
+            name, total=None, completed=done, position="", eta="", start=False
+        )
 
     def advance(self, step: int, total: int | None, eta: float | None) -> None:
         if not self._started:
@@ -249,7 +262,7 @@ class _Bar:
             self._progress.start_task(self._task)
             self._started = True
         position = f"{step}/{total} {100 * step / total:.0f}%" if total else f"{step}"
-        left = "" if eta is None else f"ETA {text.duration(eta)}"
+        left = "" if eta is None else f"ETA {long_time(eta)}"
         self._progress.update(self._task, completed=step, total=total, position=position, eta=left)
         self._progress.refresh()
 

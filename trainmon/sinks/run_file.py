@@ -3,11 +3,12 @@
 ::
 
     {"schema": 1, "run": name, "created": unix seconds, "config": {...}, "versions": {...}, "units": {...},
-     "lives": [{"life": 1, "started": ..., "resumed_step": 0, "status": "completed", "ended": ..., "last_step": 150,
+     "lives": [{"life": 1, "started": ..., "resumed_step": 0, "status": "completed", "ended": ...,
+     "last_step": 150,
                 "reason": null, "counters": {...}}]}
 
-A status is ``running`` while the life lasts, ``unknown`` if it left no word (a kill), else what :meth:`RunFile.end` was
-told.
+A status is ``running`` while the life lasts, ``unknown`` if it left no word (a kill), else what
+:meth:`RunFile.end` was told.
 """
 
 from __future__ import annotations
@@ -19,8 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainmon.sinks.files import publish
-from trainmon.sinks.jsonl import plain
+from trainmon.sinks.base import plain, publish
 
 __all__ = ["RunFile", "read_run"]
 

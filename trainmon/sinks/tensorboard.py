@@ -1,10 +1,12 @@
 """TensorBoard event files, through the package ``tensorboard`` alone (an extra, imported on open).
 
-Frames its events with that package's ``RecordWriter`` rather than its ``EventFileWriter``: the latter starts a thread
-of its own that dies for good at the first full disk. Here an event that does not fit is cut off and the next is tried.
+Frames its events with that package's ``RecordWriter`` rather than its ``EventFileWriter``: the latter starts
+a thread of its own that dies for good at the first full disk. Here an event that does not fit is cut off and
+the next is tried.
 
-Scalars keep their names (in the run's tag style). A per-tensor table becomes ``<series>/p50``, ``p95``, ``max`` and
-``worst_1`` ... with the names of the worst as a text, so the number of tags does not grow with the model.
+Scalars keep their names (in the run's tag style). A per-tensor table becomes ``<series>/p50``, ``p95``,
+``max`` and ``worst_1`` ... with the names of the worst as a text, so the number of tags does not grow with
+the model.
 """
 
 from __future__ import annotations
@@ -21,9 +23,7 @@ from typing import Any
 import numpy as np
 
 from trainmon.frame import Snapshot, Table
-from trainmon.sinks.base import Cadence, Message, RunInfo
-from trainmon.sinks.files import RecordFile
-from trainmon.sinks.tags import tag
+from trainmon.sinks.base import Cadence, Message, RecordFile, RunInfo, at_least, tag
 
 __all__ = ["TensorBoardSink"]
 
@@ -46,8 +46,7 @@ class TensorBoardSink:
     name = "tensorboard"
 
     def __init__(self, *, every: int = 1, worst: int = 5) -> None:
-        if isinstance(worst, bool) or not isinstance(worst, int) or worst < 0:
-            raise ValueError(f"worst must be an integer of at least 0, not {worst!r}")
+        at_least("worst", worst, 0)
         if importlib.util.find_spec("tensorboard") is None:
             raise ImportError(_MISSING)
         self._cadence = Cadence(every)
@@ -74,8 +73,8 @@ class TensorBoardSink:
         directory = run.rank_directory / "tensorboard"
         directory.mkdir(parents=True, exist_ok=True)
         earlier = _last_stamp(directory)
-        # Readers go through the files in the order of their names: the new one must come last even if the clock was
-        # set back or the earlier life began in this very second.
+        # Readers go through the files in the order of their names: the new one must come last even if the
+        # clock was set back or the earlier life began in this very second.
         stamp = max(int(time.time()), earlier + 1)
         path = directory / f"{_MARK}{stamp:010d}.{socket.gethostname()}.{os.getpid()}.{run.life}"
         self._file = RecordFile(path, exclusive=True)
@@ -111,7 +110,7 @@ class TensorBoardSink:
             self._named = named
 
     def _condense(self, table: Table, named: dict[str, tuple[str, ...]]) -> list[Any]:
-        """Quantiles and the worst few of a table. Quantiles are by nearest rank, so one NaN does not hide the rest."""
+        """Quantiles and the worst few of a table; by nearest rank, so that one NaN does not hide the rest."""
         _, summary_pb2, tensor_pb2, types_pb2 = self._protos
         known = np.flatnonzero(table.valid)
         if known.size == 0:
@@ -125,9 +124,7 @@ class TensorBoardSink:
         numbers = [(label, order[rank]) for label, rank in ranks.items()]
         numbers += [(f"worst_{number}", index) for number, index in enumerate(worst, 1)]
         values = [
-            summary_pb2.Summary.Value(
-                tag=f"{base}/{label}", simple_value=_single(float(table.values[index]))
-            )
+            summary_pb2.Summary.Value(tag=f"{base}/{label}", simple_value=_single(float(table.values[index])))
             for label, index in numbers
         ]
         names = tuple(table.subjects[index] for index in worst)
@@ -161,7 +158,7 @@ class TensorBoardSink:
 
 
 def _single(value: float) -> float:
-    """``value`` as float32 holds it: beyond the range it is infinite (which protobuf would refuse to round)."""
+    """``value`` as float32 holds it: infinite beyond the range, where protobuf would raise."""
     with np.errstate(over="ignore"):
         return float(np.float32(value))
 

@@ -1,14 +1,15 @@
 """The writer thread: takes finished frames from the training thread and shows them to every sink.
 
-The training thread only appends to a bounded queue; it never waits for a disk or a terminal (unless ``on_full`` is
-``block``) and never sees an exception of a sink. A slow sink loses the oldest frames, with a counter. No lock is shared
-between the two sides, so that ``say`` and ``close`` may be called from a signal handler at any point, and a forked
-child can't inherit one that is held.
+The training thread only appends to a bounded queue; it never waits for a disk or a terminal (unless
+``on_full`` is ``block``) and never sees an exception of a sink. A slow sink loses the oldest frames, with a
+counter. No lock is shared between the two sides, so that ``say`` and ``close`` may be called from a signal
+handler at any point, and a forked child can't inherit one that is held.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import errno
 import itertools
 import logging
@@ -22,7 +23,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from trainmon.frame import Snapshot
-from trainmon.sinks.base import Message, RunInfo, Sink, literal
+from trainmon.sinks.base import Message, RunInfo, Sink, at_least, literal
 
 __all__ = ["Writer"]
 
@@ -69,9 +70,8 @@ class Writer:
         capacity: int = 256,
         on_full: Literal["drop", "block"] = "drop",
     ) -> None:
-        if capacity < 1:
-            raise ValueError(f"capacity must be at least 1, not {capacity}")
-        if on_full not in ("drop", "block"):
+        at_least("capacity", capacity, 1)
+        if str(on_full) not in ("drop", "block"):
             raise ValueError(f"on_full must be 'drop' or 'block', not {on_full!r}")
         self._run = run
         self._slots = [_Slot(sink) for sink in sinks]
@@ -81,7 +81,8 @@ class Writer:
         self._snapshots: deque[tuple[int, Snapshot]] = deque()
         self._others: deque[tuple[int, Message | threading.Event]] = deque()
         self._head: tuple[int, Snapshot] | None = None
-        # One token an item wakes the thread; SimpleQueue.put may be interrupted by a signal handler that puts too.
+        # One token an item wakes the thread; SimpleQueue.put may be interrupted by a signal handler that
+        # puts too.
         self._tokens: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._process = os.getpid()
         self._step = run.resumed_step
@@ -96,20 +97,21 @@ class Writer:
         try:
             self._thread.start()
         except RuntimeError as error:
-            # No thread can be had (the interpreter is going down, or the process limit is reached): close() works
-            # the queue off in the caller's thread, and the bound holds until then.
+            # No thread can be had (the interpreter is going down, or the process limit is reached): close()
+            # works the queue off in the caller's thread, and the bound holds until then.
             _logger.warning("the writer thread could not be started: %s", error)
             self._room = None
 
-    # -- the training thread's side ---------------------------------------------------------------------------------
+    # -- the training thread's side
+    # ---------------------------------------------------------------------------------
 
     def put(self, snapshot: Snapshot) -> None:
-        """Hands over one finished frame. A few microseconds with ``on_full="drop"``; a no-op in a forked child."""
+        """Hands over one finished frame: microseconds with ``drop``; a no-op in a forked child."""
         if self._closing or os.getpid() != self._process:
             return
         if self._room is not None:
             while not self._room.acquire(timeout=0.5):
-                if self._closing or not self._thread.is_alive():
+                if self._gone():
                     self.dropped += 1
                     return
         elif len(self._snapshots) >= self._capacity:
@@ -134,7 +136,7 @@ class Writer:
         self._tokens.put(None)
 
     def flush(self, timeout: float = 10.0) -> bool:
-        """Waits until everything handed over so far was written; False if ``timeout`` seconds were not enough."""
+        """Waits until what was handed over is written; False if ``timeout`` seconds were not enough."""
         if self._closing or os.getpid() != self._process:
             return self._finished
         if threading.current_thread() is self._thread or not self._thread.is_alive():
@@ -166,7 +168,8 @@ class Writer:
             self._thread.join(timeout)
         elif first:
             self._drain()
-        if not self._finished and first:
+        finished = self._is_finished()
+        if not finished and first:
             waiting = len(self._snapshots) + (self._head is not None)
             _logger.warning(
                 "a sink did not finish within %g s; %d steps and %d messages were not written",
@@ -174,7 +177,7 @@ class Writer:
                 waiting,
                 len(self._others),
             )
-        return self._finished
+        return finished
 
     @property
     def failed(self) -> Mapping[str, int]:
@@ -191,10 +194,18 @@ class Writer:
         """Names of the sinks that were switched off."""
         return tuple(slot.sink.name for slot in self._slots if slot.off)
 
+    # Both change in another thread, which a type checker that reads the attribute twice does not expect.
+    def _gone(self) -> bool:
+        return self._closing or not self._thread.is_alive()
+
+    def _is_finished(self) -> bool:
+        return self._finished
+
     def _at_exit(self) -> None:
         self.close()
 
-    # -- the writer thread's side -----------------------------------------------------------------------------------
+    # -- the writer thread's side
+    # -----------------------------------------------------------------------------------
 
     def _work(self) -> None:
         self._open_all()
@@ -213,6 +224,8 @@ class Writer:
 
     def _drain(self) -> None:
         """Everything that waits, the report of losses, and the end of all sinks."""
+        if self._finished:
+            return
         if self._early is not None:
             self._open_all()
         while self._take():
@@ -227,10 +240,8 @@ class Writer:
     def _take(self) -> bool:
         """Handles the oldest waiting item; False if there was none."""
         if self._head is None:
-            try:
+            with contextlib.suppress(IndexError):
                 self._head = self._snapshots.popleft()
-            except IndexError:
-                pass
         if self._others and (self._head is None or self._others[0][0] < self._head[0]):
             self._handle(self._others.popleft()[1])
             return True
@@ -246,7 +257,9 @@ class Writer:
                 self._room.release()
         if self.dropped and not self._overflow_said:
             self._overflow_said = True
-            self._announce(None, "sinks_slow", "the sinks can't keep up: the oldest waiting steps are dropped")
+            self._announce(
+                None, "sinks_slow", "the sinks can't keep up: the oldest waiting steps are dropped"
+            )
         return True
 
     def _handle(self, item: Message | threading.Event) -> None:
@@ -267,7 +280,9 @@ class Writer:
         slot.opened = self._call(slot, lambda: slot.sink.open(self._run), opening=True)
         return slot.opened
 
-    def _call(self, slot: _Slot, action: Callable[[], None], *, record: bool = True, opening: bool = False) -> bool:
+    def _call(
+        self, slot: _Slot, action: Callable[[], None], *, record: bool = True, opening: bool = False
+    ) -> bool:
         """Runs one call of a sink; whatever it raises ends here."""
         if slot.off:
             return False
@@ -280,7 +295,9 @@ class Writer:
                 if not slot.full:
                     slot.full = True
                     where = f" ({error.filename})" if error.filename else ""
-                    text = f"{name}: no room on disk{where}: {error.strerror}; records are lost until there is"
+                    text = (
+                        f"{name}: no room on disk{where}: {error.strerror}; records are lost until there is"
+                    )
                     self._announce(slot, "disk_full", text)
                 return False
             slot.failed += 1
@@ -296,7 +313,9 @@ class Writer:
         slot.in_a_row = 0
         if slot.full and record:
             slot.full = False
-            self._announce(slot, "disk_room", f"{name}: there is room on disk again; {slot.lost} records were lost")
+            self._announce(
+                slot, "disk_room", f"{name}: there is room on disk again; {slot.lost} records were lost"
+            )
         return True
 
     def _abandon(self, slot: _Slot) -> None:
@@ -323,7 +342,8 @@ class Writer:
             try:
                 slot.sink.message(message)
             except Exception:
-                # Counted, but not announced in turn: two failing sinks must not talk about each other for ever.
+                # Counted, but not announced in turn: two failing sinks must not talk about each other for
+                # ever.
                 slot.failed += 1
                 _logger.debug("%s could not show a message", slot.sink.name, exc_info=True)
 

@@ -1,6 +1,7 @@
 """Names of series as other tools spell them: ``tag_style`` slash, megatron or mindformers.
 
-Rank and unit are metadata and never part of a tag. A series without a name of its own in a style keeps its own.
+Rank and unit are metadata and never part of a tag. A series without a name of its own in a style keeps its
+own.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a sink is: something that is shown each finished frame and each message of a run.
 
-Sinks are driven by the writer thread only, one call at a time, so they need no locks. A sink that raises is counted,
-switched off after three failures in a row, and said once; it never reaches the training loop.
+Sinks are driven by the writer thread only, one call at a time, so they need no locks. A sink that raises is
+counted, switched off after three failures in a row, and said once; it never reaches the training loop.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 
 from trainmon.frame import Snapshot
 
-__all__ = ["Cadence", "Message", "RunInfo", "Sink", "literal"]
+__all__ = ["Cadence", "Message", "RunInfo", "Sink", "at_least", "literal"]
 
 
 #: Control characters, which a terminal would obey rather than show.
@@ -26,6 +26,16 @@ def literal(text: str) -> str:
     return text.translate(_CONTROLS)
 
 
+def at_least(key: str, value: object, least: int) -> None:
+    """Checks an option.
+
+    Raises:
+        ValueError: ``value`` is not an integer of at least ``least``.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{key} must be an integer of at least {least}, not {value!r}")
+
+
 class Cadence:
     """Which steps a sink with ``every: N`` shows: the first that it is offered, and every multiple of N.
 
@@ -34,8 +44,7 @@ class Cadence:
     """
 
     def __init__(self, every: int) -> None:
-        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-            raise ValueError(f"every must be a positive integer, not {every!r}")
+        at_least("every", every, 1)
         self.every = every
         self._first: int | None = None
 

@@ -1,12 +1,13 @@
 """Append-only files of whole records, and files published by rename.
 
-A reader of a live or killed run sees whole records: each record is one ``write`` on an ``O_APPEND`` descriptor, nothing
-is buffered in the process (so a forked child has nothing to write twice), and a record that did not fit is cut off
-again. Knows nothing of what the records hold.
+A reader of a live or killed run sees whole records: each record is one ``write`` on an ``O_APPEND``
+descriptor, nothing is buffered in the process (so a forked child has nothing to write twice), and a record
+that did not fit is cut off again. Knows nothing of what the records hold.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -52,10 +53,8 @@ class RecordFile:
                 rest = rest[os.write(self._descriptor, rest) :]
         except OSError:
             # Only regular files have something to cut off; a device or a pipe never held the part.
-            try:
+            with contextlib.suppress(OSError):
                 os.ftruncate(self._descriptor, start)
-            except OSError:
-                pass
             raise
 
     def flush(self) -> None:
@@ -73,7 +72,7 @@ class RecordFile:
 
 
 def publish(path: Path, content: bytes) -> None:
-    """Replaces ``path`` by ``content`` so that every reader, also after a power cut, sees the old or the new whole.
+    """Replaces ``path`` by ``content``: every reader, also after a power cut, sees the old or the new whole.
 
     Raises:
         OSError: the directory can't be written or is full; ``path`` is as it was.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-__all__ = ["count", "duration", "percent", "scientific", "seconds", "short", "significant"]
+__all__ = ["whole_number", "long_time", "percent", "scientific", "short_time", "short_number", "significant"]
 
 
 def _special(format_finite: Callable[[float], str]) -> Callable[[float], str]:
@@ -35,7 +35,7 @@ def scientific(value: float) -> str:
 
 
 @_special
-def short(value: float) -> str:
+def short_number(value: float) -> str:
     """Three digits with a decimal prefix: ``987``, ``12.3k``, ``1.23M``."""
     size = abs(value)
     for limit, suffix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
@@ -51,7 +51,7 @@ def _three(value: float) -> str:
 
 
 @_special
-def count(value: float) -> str:
+def whole_number(value: float) -> str:
     """A whole number; with decimals only if it has any."""
     return f"{value:.0f}" if value == int(value) else f"{value:g}"
 
@@ -63,10 +63,10 @@ def percent(value: float) -> str:
 
 
 @_special
-def seconds(value: float) -> str:
+def short_time(value: float) -> str:
     """A short time: ``850 us``, ``12.3 ms``, ``1.23 s``, from ten minutes on ``10:05``."""
     if value >= 600:
-        return duration(value)
+        return long_time(value)
     for limit, factor, unit in ((1e-3, 1e6, "us"), (1.0, 1e3, "ms")):
         if abs(value) < limit * 0.9995:
             return f"{_three(value * factor)} {unit}"
@@ -74,7 +74,7 @@ def seconds(value: float) -> str:
 
 
 @_special
-def duration(value: float) -> str:
+def long_time(value: float) -> str:
     """A long time: ``0:42``, ``12:05``, ``3:07:00``, ``2d 03:07:00``."""
     rest = max(0, round(value))
     minutes, second = divmod(rest, 60)

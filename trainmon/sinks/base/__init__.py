@@ -1,0 +1,36 @@
+"""What all sinks share: their contract, whole-record files, and how names, numbers and values are spelled."""
+
+from trainmon.sinks.base.contract import Cadence, Message, RunInfo, Sink, at_least, literal
+from trainmon.sinks.base.files import RecordFile, publish
+from trainmon.sinks.base.tags import TAG_STYLES, tag
+from trainmon.sinks.base.text import (
+    long_time,
+    percent,
+    scientific,
+    short_number,
+    short_time,
+    significant,
+    whole_number,
+)
+from trainmon.sinks.base.values import plain
+
+__all__ = [
+    "TAG_STYLES",
+    "Cadence",
+    "Message",
+    "RecordFile",
+    "RunInfo",
+    "Sink",
+    "at_least",
+    "literal",
+    "long_time",
+    "percent",
+    "plain",
+    "publish",
+    "scientific",
+    "short_number",
+    "short_time",
+    "significant",
+    "tag",
+    "whole_number",
+]
