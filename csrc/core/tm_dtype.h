@@ -17,6 +17,7 @@
     X(F8E5M2FNUZ, "float8_e5m2fnuz", 1)                                                                      \
     X(F8E4M3, "float8_e4m3", 1)                                                                              \
     X(F8E3M4, "float8_e3m4", 1)                                                                              \
+    X(F8E8M0FNU, "float8_e8m0fnu", 1)                                                                        \
     X(I8, "int8", 1)                                                                                         \
     X(I16, "int16", 2)                                                                                       \
     X(I32, "int32", 4)                                                                                       \

@@ -1,0 +1,43 @@
+/* Partial results over chunk ranges, and the tree that merges them. */
+#ifndef TM_TREE_H
+#define TM_TREE_H
+
+#include "tm_reduce.h"
+
+/* A sum of squares that no double may be able to hold: value * 4^exponent. NaN and inf have exponent 0. */
+typedef struct tm_scaled {
+    double value;
+    int64_t exponent;
+} tm_scaled;
+
+tm_scaled tm_scaled_add(tm_scaled a, tm_scaled b);
+
+typedef union tm_record {
+    tm_stats stats;
+    tm_scaled norm; /* sum of squares, sum of magnitudes or largest magnitude */
+} tm_record;
+
+typedef void (*tm_merge)(tm_record *left, const tm_record *right);
+
+/* The pairwise tree over chunk numbers as a stack, like a binary counter: two neighbours of equal size merge
+ * as soon as they form an aligned node. What is left at the end merges from the right. The shape depends on
+ * chunk numbers only, and the depth is logarithmic: no memory grows with the input. */
+#define TM_TREE_DEPTH 72
+typedef struct tm_tree {
+    tm_merge merge;
+    int depth;
+    struct {
+        int64_t first, chunks; /* chunks 0: not a node of the tree, it has no sibling */
+    } span[TM_TREE_DEPTH];
+    tm_record record[TM_TREE_DEPTH];
+} tm_tree;
+
+void tm_tree_init(tm_tree *tree, tm_merge merge);
+
+/* Ranges come in ascending order. */
+void tm_tree_push(tm_tree *tree, const tm_record *record, int64_t first, int64_t chunks);
+
+/* NULL if nothing was pushed. */
+const tm_record *tm_tree_finish(tm_tree *tree);
+
+#endif

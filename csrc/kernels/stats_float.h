@@ -1,0 +1,139 @@
+/* Template: statistics of one float dtype (parameters: each_float.h). */
+
+#define TM_PLAIN TM_PASTE(stats_plain_, TM_NAME)
+#define TM_MASKED TM_PASTE(stats_masked_, TM_NAME)
+#define TM_ROW TM_PASTE(tm_row_, TM_NAME)
+
+/* All elements as they come. Returns 0, leaving the state alone, if a lane of squares is no longer finite:
+ * squares are never negative, so an infinity or NaN cannot cancel out of its lane, and finite lanes prove
+ * finite elements (for float64 an overflow looks the same and takes the masked loop too, which adds the same
+ * values). The lanes are copied to locals so that the compiler may keep them in registers. */
+static int TM_PLAIN(tm_stats_state *state, const TM_STORE *p, size_t rows) {
+    double sum[TM_LANES], sumsq[TM_LANES];
+    TM_WIDE low[TM_LANES], high[TM_LANES];
+    TM_INT zero[TM_LANES];
+    TM_WIDE buffer[TM_LANES];
+
+    memcpy(sum, state->sum, sizeof sum);
+    memcpy(sumsq, state->sumsq, sizeof sumsq);
+    for (int l = 0; l < TM_LANES; l++) {
+        low[l] = (TM_WIDE)INFINITY;
+        high[l] = (TM_WIDE)-INFINITY;
+        zero[l] = 0;
+    }
+    for (size_t r = 0; r < rows; r++, p += TM_LANES) {
+        tm_prefetch_row(p, TM_LANES * sizeof *p);
+        const TM_WIDE *x = TM_ROW(p, buffer);
+        for (int l = 0; l < TM_LANES; l++) {
+            double wide = x[l];
+            sum[l] += wide;
+            sumsq[l] = TM_ADD_SQUARE(sumsq[l], wide);
+        }
+        for (int l = 0; l < TM_LANES; l++) {
+            low[l] = x[l] < low[l] ? x[l] : low[l];
+            high[l] = x[l] > high[l] ? x[l] : high[l];
+            zero[l] += x[l] == 0;
+        }
+    }
+    if (!tm_lanes_finite(sumsq)) {
+        return 0;
+    }
+    memcpy(state->sum, sum, sizeof sum);
+    memcpy(state->sumsq, sumsq, sizeof sumsq);
+    TM_FOLD(low, <);
+    TM_FOLD(high, >);
+    TM_FOLD_SUM(zero);
+    tm_stats_extremes(state, low[0], high[0]);
+    state->n_zero += zero[0];
+    return 1;
+}
+
+/* Classifies every element by the bits of its magnitude. A non-finite one adds +0.0 to its lane, which
+ * changes no bit of it: a lane starts at +0.0 and cannot become -0.0. `n` elements are real; the rest of the
+ * last row is padding made of NaN. */
+static void TM_MASKED(tm_stats_state *state, const TM_STORE *p, size_t n, size_t rows) {
+    double sum[TM_LANES], sumsq[TM_LANES];
+    TM_WIDE low[TM_LANES], high[TM_LANES];
+    TM_INT zero[TM_LANES] = {0}, nan[TM_LANES] = {0}, posinf[TM_LANES] = {0}, neginf[TM_LANES] = {0};
+    TM_WIDE buffer[TM_LANES], kept[TM_LANES];
+    const TM_STORE *start = p;
+
+    memcpy(sum, state->sum, sizeof sum);
+    memcpy(sumsq, state->sumsq, sizeof sumsq);
+    for (int l = 0; l < TM_LANES; l++) {
+        low[l] = (TM_WIDE)INFINITY;
+        high[l] = (TM_WIDE)-INFINITY;
+    }
+    for (size_t r = 0; r < rows; r++, p += TM_LANES) {
+        const TM_WIDE *x = TM_ROW(p, buffer);
+        const TM_INT *bits = (const TM_INT *)x;
+        for (int l = 0; l < TM_LANES; l++) {
+            kept[l] = (bits[l] & TM_ABS) < TM_INF ? x[l] : 0;
+        }
+        for (int l = 0; l < TM_LANES; l++) {
+            double wide = kept[l];
+            sum[l] += wide;
+            sumsq[l] = TM_ADD_SQUARE(sumsq[l], wide);
+        }
+        for (int l = 0; l < TM_LANES; l++) {
+            TM_INT magnitude = bits[l] & TM_ABS;
+            TM_WIDE above = magnitude < TM_INF ? x[l] : (TM_WIDE)INFINITY;
+            TM_WIDE below = magnitude < TM_INF ? x[l] : (TM_WIDE)-INFINITY;
+            low[l] = above < low[l] ? above : low[l];
+            high[l] = below > high[l] ? below : high[l];
+        }
+        for (int l = 0; l < TM_LANES; l++) {
+            TM_INT magnitude = bits[l] & TM_ABS;
+            zero[l] += magnitude == 0;
+            nan[l] += magnitude > TM_INF;
+            posinf[l] += bits[l] == TM_INF;
+            neginf[l] += magnitude == TM_INF && bits[l] < 0;
+        }
+    }
+    memcpy(state->sum, sum, sizeof sum);
+    memcpy(state->sumsq, sumsq, sizeof sumsq);
+    TM_FOLD(low, <);
+    TM_FOLD(high, >);
+    TM_FOLD_SUM(zero);
+    TM_FOLD_SUM(nan);
+    TM_FOLD_SUM(posinf);
+    TM_FOLD_SUM(neginf);
+    tm_stats_extremes(state, low[0], high[0]);
+    int64_t n_nan = nan[0] - (int64_t)(rows * TM_LANES - n);
+    state->n_zero += zero[0];
+    state->n_nan += n_nan;
+    state->n_posinf += posinf[0];
+    state->n_neginf += neginf[0];
+    if (state->first_bad < 0 && n_nan + posinf[0] + neginf[0] > 0) {
+        size_t i = 0;
+        while ((((const TM_SINT *)start)[i] & TM_SABS) < TM_SINF) {
+            i++;
+        }
+        state->first_bad = state->seen + (int64_t)i;
+    }
+}
+
+static void TM_PASTE(stats_block_, TM_NAME)(tm_stats_state *state, const void *data, size_t n) {
+    const TM_STORE *p = data;
+    while (n >= TM_LANES) {
+        size_t rows = n / TM_LANES < TM_BLOCK_ROWS ? n / TM_LANES : TM_BLOCK_ROWS;
+        size_t elements = rows * TM_LANES;
+        if (!TM_PLAIN(state, p, rows)) {
+            TM_MASKED(state, p, elements, rows);
+        }
+        state->seen += (int64_t)elements;
+        p += elements;
+        n -= elements;
+    }
+    if (n > 0) {
+        TM_STORE padded[TM_LANES];
+        memset(padded, 0xff, sizeof padded); /* NaN in every format */
+        memcpy(padded, p, n * sizeof *p);
+        TM_MASKED(state, padded, n, 1);
+        state->seen += (int64_t)n;
+    }
+}
+
+#undef TM_PLAIN
+#undef TM_MASKED
+#undef TM_ROW

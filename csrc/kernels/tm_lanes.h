@@ -1,0 +1,57 @@
+/* What all kernels share: names, the lanes' tree, prefetch. Everything is static inline: a function of one
+ * tier must never become the linker's copy for all. */
+#ifndef TM_LANES_H
+#define TM_LANES_H
+
+#include "tm_kernels.h"
+
+#include <string.h>
+
+#ifndef TM_TIER
+#    error "TM_TIER must name the tier: baseline, avx2 or avx512"
+#endif
+
+#define TM_PASTE_(a, b) a##b
+#define TM_PASTE(a, b) TM_PASTE_(a, b)
+#define TM_TIERED(prefix) TM_PASTE(prefix, TM_TIER)
+
+/* Rows of TM_LANES elements between two looks at the lanes: a block that met a non-finite value is read again
+ * from the cache, and narrow counters cannot overflow. */
+#define TM_BLOCK_ROWS 256
+
+/* The one order in which lanes are added: l and l + 16, then l and l + 8, ... */
+static inline double tm_lane_total(const double *lane) {
+    double half[TM_LANES / 2];
+    for (int l = 0; l < TM_LANES / 2; l++) {
+        half[l] = lane[l] + lane[l + TM_LANES / 2];
+    }
+    for (int width = TM_LANES / 4; width > 0; width /= 2) {
+        for (int l = 0; l < width; l++) {
+            half[l] += half[l + width];
+        }
+    }
+    return half[0];
+}
+
+/* acc + x * x for element types whose squares are exact in double: fusing cannot change a bit. */
+#if defined(__FMA__)
+#    define TM_ADD_EXACT_SQUARE(acc, x) __builtin_fma((x), (x), (acc))
+#else
+#    define TM_ADD_EXACT_SQUARE(acc, x) ((acc) + (x) * (x))
+#endif
+#define TM_ADD_ROUNDED_SQUARE(acc, x) ((acc) + (x) * (x))
+
+/* Near lines into L1, far ones into L2 so that they cross into the next page before its turn. Addresses past
+ * the end are harmless: a prefetch never faults. */
+#define TM_PREFETCH_NEAR 512
+#define TM_PREFETCH_FAR 4096
+static inline void tm_prefetch_row(const void *row, int bytes) {
+    for (int offset = 0; offset < bytes; offset += 64) {
+        __builtin_prefetch((const char *)row + TM_PREFETCH_NEAR + offset, 0, 3);
+    }
+    for (int offset = 0; offset < bytes; offset += 64) {
+        __builtin_prefetch((const char *)row + TM_PREFETCH_FAR + offset, 0, 2);
+    }
+}
+
+#endif

@@ -1,0 +1,67 @@
+/* Rows of TM_LANES float16 or bfloat16 elements as float, exactly, subnormals and non-finite values included.
+ */
+#ifndef TM_WIDEN_H
+#define TM_WIDEN_H
+
+#include "tm_lanes.h"
+
+#if defined(__AVX512F__) || defined(__F16C__)
+#    include <immintrin.h>
+#endif
+
+typedef int64_t __attribute__((may_alias)) tm_int64;
+typedef int32_t __attribute__((may_alias)) tm_int32;
+typedef uint32_t __attribute__((may_alias)) tm_bits32;
+
+static inline const double *tm_row_f64(const double *p, double *buffer) {
+    (void)buffer;
+    return p;
+}
+
+static inline const float *tm_row_f32(const float *p, float *buffer) {
+    (void)buffer;
+    return p;
+}
+
+static inline const float *tm_row_bf16(const uint16_t *p, float *buffer) {
+    tm_bits32 *bits = (tm_bits32 *)buffer;
+    for (int l = 0; l < TM_LANES; l++) {
+        bits[l] = (uint32_t)p[l] << 16;
+    }
+    return buffer;
+}
+
+/* With F16C the conversion is one instruction for 8 or 16 elements; the compiler does not find it by itself.
+ */
+static inline const float *tm_row_f16(const uint16_t *p, float *buffer) {
+#if defined(__AVX512F__)
+    for (int l = 0; l < TM_LANES; l += 16) {
+        _mm512_storeu_ps(buffer + l,
+                         _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)(p + l))));
+    }
+#elif defined(__F16C__)
+    for (int l = 0; l < TM_LANES; l += 8) {
+        _mm256_storeu_ps(buffer + l,
+                         _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)(p + l))));
+    }
+#else
+    tm_bits32 *bits = (tm_bits32 *)buffer;
+    /* Exponent and mantissa move to float's places. A normal number gets the difference of the biases (112);
+     * a subnormal one is read as 2^-14 * (1 + m / 1024), from which 2^-14 is taken away, exactly and without
+     * a subnormal float; the exponent of non-finite ones becomes all ones. */
+    for (int l = 0; l < TM_LANES; l++) {
+        uint32_t magnitude = p[l] & UINT32_C(0x7fff);
+        bits[l] = (magnitude << 13) + (magnitude < 0x400 ? UINT32_C(113) << 23 : UINT32_C(112) << 23);
+    }
+    for (int l = 0; l < TM_LANES; l++) {
+        buffer[l] -= (p[l] & 0x7fff) < 0x400 ? 0x1p-14F : 0.0F;
+    }
+    for (int l = 0; l < TM_LANES; l++) {
+        uint32_t magnitude = p[l] & UINT32_C(0x7fff);
+        bits[l] |= (magnitude >= 0x7c00 ? UINT32_C(0x7f800000) : 0) | (p[l] & UINT32_C(0x8000)) << 16;
+    }
+#endif
+    return buffer;
+}
+
+#endif
