@@ -1,13 +1,14 @@
-/* The last door: objects with the buffer protocol (bytes, memoryview, array.array, ctypes, mmap), their element
- * type read from the format character. */
+/* The last door: objects with the buffer protocol (bytes, memoryview, array.array, ctypes, mmap), their
+ * element type read from the format character. */
 #include "tm_views.h"
 
-#include "tm_dtype.h"
+#include "../core/tm_dtype.h"
 
 #include <string.h>
 
 static tm_dtype by_size(Py_ssize_t size, int is_signed) {
-    static const tm_dtype types[4][2] = {{TM_U8, TM_I8}, {TM_U16, TM_I16}, {TM_U32, TM_I32}, {TM_U64, TM_I64}};
+    static const tm_dtype types[4][2] = {
+        {TM_U8, TM_I8}, {TM_U16, TM_I16}, {TM_U32, TM_I32}, {TM_U64, TM_I64}};
     for (int power = 0; power < 4; power++)
         if (size == (Py_ssize_t)1 << power)
             return types[power][is_signed];
@@ -20,9 +21,20 @@ static tm_dtype dtype_of_format(const char *format, Py_ssize_t size) {
         return TM_DTYPE_COUNT;
     tm_dtype dtype = TM_DTYPE_COUNT;
     switch (format[0]) {
-    case 'b': case 'h': case 'i': case 'l': case 'q': case 'n':
+    case 'b':
+    case 'h':
+    case 'i':
+    case 'l':
+    case 'q':
+    case 'n':
         return by_size(size, 1);
-    case 'B': case 'H': case 'I': case 'L': case 'Q': case 'N': case 'c':
+    case 'B':
+    case 'H':
+    case 'I':
+    case 'L':
+    case 'Q':
+    case 'N':
+    case 'c':
         return by_size(size, 0);
     case 'e':
         dtype = TM_F16;

@@ -2,7 +2,7 @@
  * `__dlpack__`. Only memory that the host can address passes. */
 #include "tm_dlpack.h"
 
-#include "tm_dtype.h"
+#include "../core/tm_dtype.h"
 #include "tm_views.h"
 
 #include <string.h>
@@ -38,15 +38,17 @@ static tm_door check_device(tm_views *views, Py_ssize_t position, PyObject *obje
     PyObject *device = PyObject_GetAttr(object, views->state->str_device);
     PyErr_Clear(); /* not every tensor has one; the numbers below name it as well */
     if (device != NULL)
-        tm_views_refuse(views, position, PyExc_TypeError,
-                        "is in the memory of device '%S' (DLPack type %ld, %s), which the host can't address: "
-                        "copy it to the host first, or use the device backend",
-                        device, type, device_name((int32_t)type));
+        tm_views_refuse(
+            views, position, PyExc_TypeError,
+            "is in the memory of device '%S' (DLPack type %ld, %s), which the host can't address: "
+            "copy it to the host first, or use the device backend",
+            device, type, device_name((int32_t)type));
     else
-        tm_views_refuse(views, position, PyExc_TypeError,
-                        "is in the memory of a device (DLPack type %ld, %s, number %ld), which the host can't "
-                        "address: copy it to the host first, or use the device backend",
-                        type, device_name((int32_t)type), id);
+        tm_views_refuse(
+            views, position, PyExc_TypeError,
+            "is in the memory of a device (DLPack type %ld, %s, number %ld), which the host can't "
+            "address: copy it to the host first, or use the device backend",
+            type, device_name((int32_t)type), id);
     Py_XDECREF(device);
     return TM_DOOR_ERROR;
 }
@@ -57,7 +59,7 @@ static tm_dtype by_bits(unsigned bits, tm_dtype one, tm_dtype two, tm_dtype four
 
 static tm_dtype dtype_of(tm_dl_dtype type) {
     static const tm_dtype float8[] = {TM_F8E3M4,     TM_F8E4M3, TM_F8E4M3B11FNUZ, TM_F8E4M3FN,
-                                      TM_F8E4M3FNUZ, TM_F8E5M2, TM_F8E5M2FNUZ};
+                                      TM_F8E4M3FNUZ, TM_F8E5M2, TM_F8E5M2FNUZ,    TM_F8E8M0FNU};
     if (type.lanes != 1)
         return TM_DTYPE_COUNT;
     switch (type.code) {
@@ -72,7 +74,7 @@ static tm_dtype dtype_of(tm_dl_dtype type) {
     case TM_DL_BOOL:
         return type.bits == 8 ? TM_BOOL : TM_DTYPE_COUNT;
     default:
-        if (type.code >= TM_DL_F8_E3M4 && type.code <= TM_DL_F8_E5M2FNUZ && type.bits == 8)
+        if (type.code >= TM_DL_F8_E3M4 && type.code <= TM_DL_F8_E8M0FNU && type.bits == 8)
             return float8[type.code - TM_DL_F8_E3M4];
         return TM_DTYPE_COUNT;
     }
@@ -81,13 +83,15 @@ static tm_dtype dtype_of(tm_dl_dtype type) {
 static tm_door refuse_dtype(tm_views *views, Py_ssize_t position, tm_dl_dtype type) {
     static const char *const kinds[] = {"int", "uint", "float", "opaque", "bfloat", "complex", "bool"};
     if (type.code < sizeof kinds / sizeof kinds[0])
-        return tm_views_refuse(views, position, PyExc_TypeError,
-                               "dtype %s%u (%u lanes) can't be read: it must be a real float, an integer or bool",
-                               kinds[type.code], (unsigned)type.bits, (unsigned)type.lanes);
-    return tm_views_refuse(views, position, PyExc_TypeError,
-                           "dtype (DLPack code %u, %u bits, %u lanes) can't be read: it must be a real float, an "
-                           "integer or bool",
-                           (unsigned)type.code, (unsigned)type.bits, (unsigned)type.lanes);
+        return tm_views_refuse(
+            views, position, PyExc_TypeError,
+            "dtype %s%u (%u lanes) can't be read: it must be a real float, an integer or bool",
+            kinds[type.code], (unsigned)type.bits, (unsigned)type.lanes);
+    return tm_views_refuse(
+        views, position, PyExc_TypeError,
+        "dtype (DLPack code %u, %u bits, %u lanes) can't be read: it must be a real float, an "
+        "integer or bool",
+        (unsigned)type.code, (unsigned)type.bits, (unsigned)type.lanes);
 }
 
 static tm_door open_tensor(tm_views *views, Py_ssize_t position, PyObject *object, const tm_dl_tensor *tensor,
@@ -98,8 +102,8 @@ static tm_door open_tensor(tm_views *views, Py_ssize_t position, PyObject *objec
     if (view->dtype == TM_DTYPE_COUNT)
         return refuse_dtype(views, position, tensor->dtype);
     if (tensor->ndim < 0 || tensor->ndim > TM_MAX_NDIM)
-        return tm_views_refuse(views, position, PyExc_TypeError, "%d axes are outside 0 to %d", (int)tensor->ndim,
-                               TM_MAX_NDIM);
+        return tm_views_refuse(views, position, PyExc_TypeError, "%d axes are outside 0 to %d",
+                               (int)tensor->ndim, TM_MAX_NDIM);
     view->data = tensor->data != NULL ? (const char *)tensor->data + tensor->byte_offset : NULL;
     view->ndim = tensor->ndim;
     return tm_views_place(views, position, view, tensor->shape, tensor->strides,
@@ -203,8 +207,8 @@ tm_door tm_exchange_open(tm_views *views, Py_ssize_t position, PyObject *object,
 
 /* ---- __dlpack__ ---- */
 
-/* (type, number) of `__dlpack_device__` checked before any export, so that no device has to be synchronised for
- * an error. An object without it is judged by its capsule. */
+/* (type, number) of `__dlpack_device__` checked before any export, so that no device has to be synchronised
+ * for an error. An object without it is judged by its capsule. */
 static tm_door check_declared_device(tm_views *views, Py_ssize_t position, PyObject *object) {
     PyObject *pair = PyObject_CallMethodNoArgs(object, views->state->str_dlpack_device);
     if (pair == NULL) {
@@ -283,8 +287,8 @@ static tm_door take_capsule(tm_views *views, Py_ssize_t position, PyObject *obje
             return TM_DOOR_ERROR;
         return open_tensor(views, position, object, &managed->tensor, view);
     }
-    return tm_views_refuse(views, position, PyExc_TypeError, "__dlpack__ of %s returned no unused DLPack capsule",
-                           Py_TYPE(object)->tp_name);
+    return tm_views_refuse(views, position, PyExc_TypeError,
+                           "__dlpack__ of %s returned no unused DLPack capsule", Py_TYPE(object)->tp_name);
 }
 
 tm_door tm_capsule_open(tm_views *views, Py_ssize_t position, PyObject *object, tm_view *view) {

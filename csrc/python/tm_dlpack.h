@@ -9,25 +9,26 @@
 #define TM_DL_MAJOR 1 /* the ABI below; another major number means another layout */
 
 enum { /* device types whose memory the host can address */
-    TM_DL_CPU = 1,
-    TM_DL_CUDA_HOST = 3,
-    TM_DL_ROCM_HOST = 11
+       TM_DL_CPU = 1,
+       TM_DL_CUDA_HOST = 3,
+       TM_DL_ROCM_HOST = 11
 };
 
 enum { /* type codes */
-    TM_DL_INT = 0,
-    TM_DL_UINT = 1,
-    TM_DL_FLOAT = 2,
-    TM_DL_BFLOAT = 4,
-    TM_DL_COMPLEX = 5,
-    TM_DL_BOOL = 6,
-    TM_DL_F8_E3M4 = 7,
-    TM_DL_F8_E4M3 = 8,
-    TM_DL_F8_E4M3B11FNUZ = 9,
-    TM_DL_F8_E4M3FN = 10,
-    TM_DL_F8_E4M3FNUZ = 11,
-    TM_DL_F8_E5M2 = 12,
-    TM_DL_F8_E5M2FNUZ = 13
+       TM_DL_INT = 0,
+       TM_DL_UINT = 1,
+       TM_DL_FLOAT = 2,
+       TM_DL_BFLOAT = 4,
+       TM_DL_COMPLEX = 5,
+       TM_DL_BOOL = 6,
+       TM_DL_F8_E3M4 = 7,
+       TM_DL_F8_E4M3 = 8,
+       TM_DL_F8_E4M3B11FNUZ = 9,
+       TM_DL_F8_E4M3FN = 10,
+       TM_DL_F8_E4M3FNUZ = 11,
+       TM_DL_F8_E5M2 = 12,
+       TM_DL_F8_E5M2FNUZ = 13,
+       TM_DL_F8_E8M0FNU = 14
 };
 
 typedef struct tm_dl_version {

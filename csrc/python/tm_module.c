@@ -1,13 +1,16 @@
-/* The module trainmon._core: its state, its functions, and what happens at import: NumPy's C API, the dispatch
- * table filled for the tier of this machine (TRAINMON_CPU), the strings and the dtype that calls need. */
+/* The module trainmon._core: its state, its functions, and what happens at import: NumPy's C API, the
+ * dispatch table filled for the tier of this machine (TRAINMON_CPU), the strings and the dtype that calls
+ * need. */
 #include "tm_functions.h"
 
-#include "tm_cpu.h"
+#include "../core/tm_blas.h"
+#include "../core/tm_dispatch.h"
 #include "tm_numpy.h"
 
 #include <stdlib.h>
 
-PyDoc_STRVAR(module_doc, "The compiled part of trainmon. Use trainmon.ops: it has the keywords and the documentation.");
+PyDoc_STRVAR(module_doc,
+             "The compiled part of trainmon. Use trainmon.ops: it has the keywords and the documentation.");
 
 static PyMethodDef methods[] = {
     {"tensor_stats", (PyCFunction)(void (*)(void))tm_py_tensor_stats, METH_FASTCALL,
@@ -15,13 +18,15 @@ static PyMethodDef methods[] = {
     {"merge_stats", (PyCFunction)(void (*)(void))tm_py_merge_stats, METH_FASTCALL,
      PyDoc_STR("merge_stats(records, offsets, /)\n--\n\nSee trainmon.ops.merge_stats.")},
     {"multi_norm", (PyCFunction)(void (*)(void))tm_py_multi_norm, METH_FASTCALL,
-     PyDoc_STR("multi_norm(tensors, order_code, per_tensor, threads, /)\n--\n\nSee trainmon.ops.multi_norm.")},
+     PyDoc_STR(
+         "multi_norm(tensors, order_code, per_tensor, threads, /)\n--\n\nSee trainmon.ops.multi_norm.")},
     {"scan_nonfinite", (PyCFunction)(void (*)(void))tm_py_scan_nonfinite, METH_FASTCALL,
      PyDoc_STR("scan_nonfinite(tensors, names, threads, /)\n--\n\nSee trainmon.ops.scan_nonfinite.")},
     {"plain_read", (PyCFunction)(void (*)(void))tm_py_plain_read, METH_FASTCALL,
      PyDoc_STR("plain_read(tensors, /)\n--\n\nSee trainmon.ops.plain_read.")},
     {"cpu_info", tm_py_cpu_info, METH_NOARGS, PyDoc_STR("cpu_info()\n--\n\nSee trainmon.ops.cpu_info.")},
-    {"build_info", tm_py_build_info, METH_NOARGS, PyDoc_STR("build_info()\n--\n\nSee trainmon.ops.build_info.")},
+    {"build_info", tm_py_build_info, METH_NOARGS,
+     PyDoc_STR("build_info()\n--\n\nSee trainmon.ops.build_info.")},
     {NULL, NULL, 0, NULL},
 };
 
@@ -52,19 +57,13 @@ static int make_strings(tm_state *state) {
 /* Fills the dispatch table; a request that this machine can't meet is a warning, and the best tier runs. */
 static int choose_tier(tm_state *state) {
     const char *requested = getenv("TRAINMON_CPU");
-    int warn = 0;
-    tm_cpu_registers registers;
-    tm_cpu_read(&registers);
-    const tm_tier tier = tm_cpu_choose(requested, tm_cpu_best_tier(&registers), state->tier_reason,
-                                       (int)sizeof state->tier_reason, &warn);
-    tm_dispatch_init(tier);
+    tm_dispatch_init(requested);
     state->tier_requested =
         requested != NULL && requested[0] != '\0' ? PyUnicode_DecodeFSDefault(requested) : Py_NewRef(Py_None);
     if (state->tier_requested == NULL)
         return -1;
-    if (warn)
-        return PyErr_WarnFormat(PyExc_RuntimeWarning, 1, "TRAINMON_CPU=%.40s: %s", requested, state->tier_reason);
-    return 0;
+    const tm_dispatch_info *info = tm_dispatch_describe();
+    return info->warn ? PyErr_WarnFormat(PyExc_RuntimeWarning, 1, "trainmon: %s", info->reason) : 0;
 }
 
 static int module_exec(PyObject *module) {
@@ -81,6 +80,7 @@ static int module_exec(PyObject *module) {
     state->stats_dtype = tm_numpy_stats_dtype();
     if (state->stats_dtype == NULL || PyModule_AddObjectRef(module, "STATS_DTYPE", state->stats_dtype) < 0)
         return -1;
+    tm_blas_init();
     return choose_tier(state);
 }
 
@@ -127,7 +127,7 @@ static void module_free(void *module) {
 }
 
 static PyModuleDef_Slot slots[] = {
-    {Py_mod_exec, (void *)module_exec},
+    {Py_mod_exec, (void *)(uintptr_t)module_exec},
 #if PY_VERSION_HEX >= 0x030c0000
     {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED},
 #endif

@@ -1,7 +1,7 @@
 /* The single door to NumPy: arrays in as views, arrays out. The only file that includes NumPy's headers. */
 #include "tm_numpy.h"
 
-#include "tm_dtype.h"
+#include "../core/tm_dtype.h"
 #include "tm_views.h"
 
 #include <stddef.h>
@@ -47,7 +47,7 @@ static tm_dtype registered_dtype(const PyTypeObject *scalar, int size) {
     const char *dot = strrchr(scalar->tp_name, '.');
     const char *name = dot != NULL ? dot + 1 : scalar->tp_name;
     const tm_dtype dtype = tm_dtype_from_name(name);
-    if (dtype < TM_BF16 || dtype > TM_F8E3M4 || strcmp(name, tm_dtype_name(dtype)) != 0 ||
+    if (dtype < TM_BF16 || dtype > TM_F8E8M0FNU || strcmp(name, tm_dtype_name(dtype)) != 0 ||
         tm_dtype_size(dtype) != (size_t)size)
         return TM_DTYPE_COUNT;
     return dtype;
@@ -92,8 +92,9 @@ tm_door tm_numpy_open(tm_views *views, Py_ssize_t position, PyObject *object, tm
                                ".astype('%s')",
                                (PyObject *)PyArray_DESCR(array), tm_dtype_name(dtype));
     if (is_masked(views, object))
-        return tm_views_refuse(views, position, PyExc_TypeError,
-                               "a masked array's mask would be ignored: pass .filled(value) or .compressed()");
+        return tm_views_refuse(
+            views, position, PyExc_TypeError,
+            "a masked array's mask would be ignored: pass .filled(value) or .compressed()");
     view->data = PyArray_DATA(array);
     view->dtype = dtype;
     view->ndim = PyArray_NDIM(array);
@@ -114,8 +115,8 @@ tm_door tm_numpy_open(tm_views *views, Py_ssize_t position, PyObject *object, tm
 /* ---- arrays out ---- */
 
 PyObject *tm_numpy_stats_dtype(void) {
-    static const char *const fields[] = {"n",      "sum",      "sumsq",    "min",    "max",
-                                         "absmax", "n_nan",    "n_posinf", "n_neginf", "n_zero",
+    static const char *const fields[] = {"n",         "sum",          "sumsq",         "min",      "max",
+                                         "absmax",    "n_nan",        "n_posinf",      "n_neginf", "n_zero",
                                          "first_bad", "sumsq_scaled", "scale_exponent"};
     static const char kinds[] = "idddddiiiiidi"; /* i int64, d float64: the members of tm_stats in order */
     const Py_ssize_t count = (Py_ssize_t)(sizeof fields / sizeof fields[0]);
@@ -139,8 +140,8 @@ done:
 PyObject *tm_numpy_new_stats(PyObject *dtype, Py_ssize_t count, tm_stats **data) {
     npy_intp shape[1] = {count};
     Py_INCREF(dtype); /* the array steals one */
-    PyObject *array = PyArray_NewFromDescr(&PyArray_Type, (PyArray_Descr *)dtype, count < 0 ? 0 : 1, shape, NULL,
-                                           NULL, 0, NULL);
+    PyObject *array = PyArray_NewFromDescr(&PyArray_Type, (PyArray_Descr *)dtype, count < 0 ? 0 : 1, shape,
+                                           NULL, NULL, 0, NULL);
     if (array != NULL)
         *data = PyArray_DATA((PyArrayObject *)array);
     return array;

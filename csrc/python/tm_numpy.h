@@ -5,7 +5,7 @@
 
 #include "tm_state.h"
 
-#include "tm_reduce.h"
+#include "../core/tm_reduce.h"
 
 int tm_numpy_import(void); /* once, in module exec */
 

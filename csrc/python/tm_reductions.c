@@ -1,9 +1,9 @@
-/* tensor_stats, merge_stats, multi_norm, scan_nonfinite, plain_read: arguments in, one call of the core, values
- * out. All views are taken first; the GIL is dropped once, for work that is worth it. */
+/* tensor_stats, merge_stats, multi_norm, scan_nonfinite, plain_read: arguments in, one call of the core,
+ * values out. All views are taken first; the GIL is dropped once, for work that is worth it. */
 #include "tm_functions.h"
 
+#include "../core/tm_reduce.h"
 #include "tm_numpy.h"
-#include "tm_reduce.h"
 #include "tm_views.h"
 
 #define GIL_FREE_BYTES 65536 /* below, handing the GIL over costs as much as the work */
@@ -99,7 +99,8 @@ PyObject *tm_py_merge_stats(PyObject *module, PyObject *const *args, Py_ssize_t 
         if (tm_numpy_read_int64(args[1], &offsets, &offset_count) < 0)
             return NULL;
         if (offset_count != record_count) {
-            PyErr_Format(PyExc_ValueError, "offsets has %zd entries for %zd records", offset_count, record_count);
+            PyErr_Format(PyExc_ValueError, "offsets has %zd entries for %zd records", offset_count,
+                         record_count);
             return NULL;
         }
     }
@@ -176,6 +177,22 @@ PyObject *tm_py_scan_nonfinite(PyObject *module, PyObject *const *args, Py_ssize
         result = Py_NewRef(Py_None);
     else
         result = Py_BuildValue("(LLd)", (long long)found.tensor, (long long)found.index, found.value);
+done:
+    tm_views_close(&views);
+    return result;
+}
+
+PyObject *tm_py_plain_read(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    PyObject *result = NULL;
+    tm_views views;
+    if (check_count("plain_read", count, 1) < 0)
+        return NULL;
+    if (tm_views_open(&views, tm_state_of(module), args[0], Py_None) < 0)
+        goto done;
+    PyThreadState *thread = drop_gil(&views);
+    const uint64_t sum = tm_plain_read_views(views.views, views.count);
+    take_gil(thread);
+    result = PyLong_FromUnsignedLongLong(sum);
 done:
     tm_views_close(&views);
     return result;

@@ -6,7 +6,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
-#include "tm_cpu.h"
+#include "../core/tm_cpu.h"
 #include "tm_dlpack.h"
 
 #define TM_EXCHANGE_SLOTS 8 /* tensor types seen at once; a model has two (Tensor, Parameter) */
@@ -30,9 +30,7 @@ typedef struct tm_state {
     tm_exchange_slot exchange[TM_EXCHANGE_SLOTS];
     size_t exchange_next; /* the slot to overwrite next */
 
-    /* how the tier was chosen, for cpu_info() */
-    PyObject *tier_requested; /* owned: str or None */
-    char tier_reason[160];
+    PyObject *tier_requested; /* owned: TRAINMON_CPU at import as str, or None */
 } tm_state;
 
 /* The state of the module that a function was called on. */

@@ -3,7 +3,7 @@
  * what a door left to hold. */
 #include "tm_views.h"
 
-#include "tm_dtype.h"
+#include "../core/tm_dtype.h"
 #include "tm_numpy.h"
 
 #include <string.h>
@@ -89,11 +89,11 @@ tm_door tm_views_refuse_from(tm_views *views, Py_ssize_t position, PyObject *obj
     PyObject *cause = take_raised();
     PyObject *device = PyObject_GetAttr(object, views->state->str_device);
     PyErr_Clear(); /* an object without a device is named by its type alone */
-    PyObject *text = device != NULL
-                         ? PyUnicode_FromFormat("%s on device '%S' gives no view of its memory: %S",
-                                                Py_TYPE(object)->tp_name, device, cause)
-                         : PyUnicode_FromFormat("%s gives no view of its memory: %S",
-                                                Py_TYPE(object)->tp_name, cause);
+    PyObject *text =
+        device != NULL
+            ? PyUnicode_FromFormat("%s on device '%S' gives no view of its memory: %S",
+                                   Py_TYPE(object)->tp_name, device, cause)
+            : PyUnicode_FromFormat("%s gives no view of its memory: %S", Py_TYPE(object)->tp_name, cause);
     Py_XDECREF(device);
     raise_at(views, position, PyExc_TypeError, text, cause);
     return TM_DOOR_ERROR;
@@ -187,8 +187,8 @@ static void release(tm_hold *hold) {
 
 /* ---- shapes ---- */
 
-/* The product of the shape in *n; -1 when a length is negative or the bytes exceed the address space. An empty
- * axis wins over any overflow of the others. */
+/* The product of the shape in *n; -1 when a length is negative or the bytes exceed the address space. An
+ * empty axis wins over any overflow of the others. */
 static int count_elements(const int64_t *shape, int32_t ndim, size_t size, int64_t *n) {
     int64_t product = 1;
     int empty = 0, overflow = 0;
@@ -225,10 +225,11 @@ tm_door tm_views_place(tm_views *views, Py_ssize_t position, tm_view *view, cons
         return tm_views_refuse(views, position, PyExc_ValueError,
                                "its shape has a negative length or more elements than memory can hold");
     if (view->n > 0 && view->data == NULL)
-        return tm_views_refuse(views, position, PyExc_TypeError,
-                               "has %lld elements but no host memory (a fake, meta or wrapper tensor?): pass the "
-                               "local tensor behind it",
-                               (long long)view->n);
+        return tm_views_refuse(
+            views, position, PyExc_TypeError,
+            "has %lld elements but no host memory (a fake, meta or wrapper tensor?): pass the "
+            "local tensor behind it",
+            (long long)view->n);
     view->shape = NULL;
     view->strides = NULL;
     if (is_c_order(shape, strides, ndim, view->n, size / unit))
@@ -262,10 +263,11 @@ static tm_door open_untagged(tm_views *views, Py_ssize_t position, PyObject *obj
         return tm_views_refuse(views, position, PyExc_TypeError,
                                "None is not an array: leave out parameters without a gradient");
     if (door == TM_DOOR_OTHER)
-        return tm_views_refuse(views, position, PyExc_TypeError,
-                               "%s is not an array: pass a NumPy array, an object with __dlpack__, a buffer, or "
-                               "(buffer, dtype name)",
-                               Py_TYPE(object)->tp_name);
+        return tm_views_refuse(
+            views, position, PyExc_TypeError,
+            "%s is not an array: pass a NumPy array, an object with __dlpack__, a buffer, or "
+            "(buffer, dtype name)",
+            Py_TYPE(object)->tp_name);
     return door;
 }
 
@@ -292,10 +294,11 @@ static tm_door open_tagged(tm_views *views, Py_ssize_t position, PyObject *pair,
     const size_t had = tm_dtype_size(view->dtype), wanted = tm_dtype_size(dtype);
     if (had != wanted) {
         if (had != 1 || view->strides != NULL || view->n % (int64_t)wanted != 0)
-            return tm_views_refuse(views, position, PyExc_ValueError,
-                                   "%lld elements of %zu bytes can't be read as '%s': give elements of %zu bytes, "
-                                   "or contiguous bytes in a multiple of %zu",
-                                   (long long)view->n, had, tag, wanted, wanted);
+            return tm_views_refuse(
+                views, position, PyExc_ValueError,
+                "%lld elements of %zu bytes can't be read as '%s': give elements of %zu bytes, "
+                "or contiguous bytes in a multiple of %zu",
+                (long long)view->n, had, tag, wanted, wanted);
         view->n /= (int64_t)wanted;
         view->ndim = 1;
     }
@@ -323,7 +326,8 @@ static PyObject *collect(tm_state *state, PyObject *tensors) {
     if (one)
         return PyTuple_Pack(1, tensors);
     if (PyDict_Check(tensors)) {
-        PyErr_SetString(PyExc_TypeError, "tensors is a mapping: pass tensors.values(), and names=tensors.keys()");
+        PyErr_SetString(PyExc_TypeError,
+                        "tensors is a mapping: pass tensors.values(), and names=tensors.keys()");
         return NULL;
     }
     if (PyUnicode_Check(tensors) || (Py_TYPE(tensors)->tp_iter == NULL && !PySequence_Check(tensors))) {
@@ -339,7 +343,8 @@ int tm_views_open(tm_views *views, tm_state *state, PyObject *tensors, PyObject 
     views->state = state;
     views->views = views->inline_views;
     if (names != Py_None && !PyTuple_Check(names)) {
-        PyErr_Format(PyExc_TypeError, "names must be a tuple of str or None, not %s", Py_TYPE(names)->tp_name);
+        PyErr_Format(PyExc_TypeError, "names must be a tuple of str or None, not %s",
+                     Py_TYPE(names)->tp_name);
         return -1;
     }
     views->items = collect(state, tensors);
@@ -349,12 +354,13 @@ int tm_views_open(tm_views *views, tm_state *state, PyObject *tensors, PyObject 
     if (names != Py_None) {
         views->names = names;
         if (PyTuple_GET_SIZE(names) != count) {
-            PyErr_Format(PyExc_ValueError, "names has %zd entries for %zd tensors", PyTuple_GET_SIZE(names), count);
+            PyErr_Format(PyExc_ValueError, "names has %zd entries for %zd tensors", PyTuple_GET_SIZE(names),
+                         count);
             return -1;
         }
     }
     if (count > TM_INLINE_VIEWS) {
-        views->views = PyMem_New(tm_view, count);
+        views->views = PyMem_Calloc((size_t)count, sizeof *views->views);
         if (views->views == NULL) {
             PyErr_NoMemory();
             return -1;
@@ -363,8 +369,8 @@ int tm_views_open(tm_views *views, tm_state *state, PyObject *tensors, PyObject 
     for (Py_ssize_t i = 0; i < count; i++) {
         PyObject *item = PyTuple_GET_ITEM(views->items, i);
         tm_view *view = &views->views[i];
-        const tm_door door = is_tagged(item) ? open_tagged(views, i, item, view)
-                                             : open_untagged(views, i, item, view);
+        const tm_door door =
+            is_tagged(item) ? open_tagged(views, i, item, view) : open_untagged(views, i, item, view);
         if (door != TM_DOOR_OPEN)
             return -1;
         views->bytes += (size_t)view->n * tm_dtype_size(view->dtype);

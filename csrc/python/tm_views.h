@@ -3,8 +3,8 @@
 #ifndef TM_VIEWS_H
 #define TM_VIEWS_H
 
+#include "../core/tm_view.h"
 #include "tm_state.h"
-#include "tm_view.h"
 
 #define TM_INLINE_VIEWS 4 /* lists up to this length need no allocation */
 
@@ -12,14 +12,14 @@ typedef struct tm_hold tm_hold; /* something to release after the call: a buffer
 typedef struct tm_axes tm_axes; /* a block of copied shapes and strides */
 
 typedef struct tm_views {
-    tm_state *state;      /* borrowed */
-    PyObject *items;      /* owned tuple: keeps every tensor alive */
-    PyObject *names;      /* borrowed tuple of str, or NULL */
-    tm_view *views;       /* [count]; inline_views or owned */
-    size_t count;         /* views opened */
-    size_t bytes;         /* bytes that a full read touches */
-    tm_hold *holds;       /* owned list */
-    tm_axes *axes;        /* owned list */
+    tm_state *state; /* borrowed */
+    PyObject *items; /* owned tuple: keeps every tensor alive */
+    PyObject *names; /* borrowed tuple of str, or NULL */
+    tm_view *views;  /* [count]; inline_views or owned */
+    size_t count;    /* views opened */
+    size_t bytes;    /* bytes that a full read touches */
+    tm_hold *holds;  /* owned list */
+    tm_axes *axes;   /* owned list */
     tm_view inline_views[TM_INLINE_VIEWS];
 } tm_views;
 
@@ -37,12 +37,12 @@ void tm_views_close(tm_views *views);
  * always TM_DOOR_ERROR. */
 tm_door tm_views_refuse(tm_views *views, Py_ssize_t position, PyObject *exception, const char *format, ...);
 
-/* The same for an error raised by the tensor's own code: an Exception becomes the cause of a TypeError, anything
- * else (KeyboardInterrupt, MemoryError) passes as it is. */
+/* The same for an error raised by the tensor's own code: an Exception becomes the cause of a TypeError,
+ * anything else (KeyboardInterrupt, MemoryError) passes as it is. */
 tm_door tm_views_refuse_from(tm_views *views, Py_ssize_t position, PyObject *object);
 
-/* Completes a view whose data, dtype and ndim are set: counts the elements, and copies shape and strides unless
- * the elements lie in C order. strides: [ndim] in units of `unit` bytes, or NULL for C order. */
+/* Completes a view whose data, dtype and ndim are set: counts the elements, and copies shape and strides
+ * unless the elements lie in C order. strides: [ndim] in units of `unit` bytes, or NULL for C order. */
 tm_door tm_views_place(tm_views *views, Py_ssize_t position, tm_view *view, const int64_t *shape,
                        const int64_t *strides, int64_t unit);
 

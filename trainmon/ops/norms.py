@@ -61,14 +61,13 @@ def multi_norm(
 
 
 def plain_read(tensors: Tensors) -> int:
-    """Reads every byte of contiguous tensors once, as fast as this machine reads memory, on one thread.
+    """Reads every byte of all tensors once, as fast as this machine reads memory, on one thread.
 
     The reference of the benchmarks: it prefetches as the kernels do and computes next to nothing. Takes what
     `multi_norm` takes, through the same doors. Returns a checksum without meaning, so that no compiler can leave
     the read out.
 
     Raises:
-        ValueError: a tensor whose elements don't lie in C order.
         TypeError: an element that can't be read.
     """
     return _core.plain_read(tensors)

@@ -1,0 +1,26 @@
+"""Runs Python code in a fresh interpreter, for what a process can do only once: import, fork, grow, crash."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(code: str, *options: str, timeout: float = 120, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The finished child; the test's own environment plus `environment`, the repository on its path."""
+    variables = {**os.environ, **environment}
+    variables["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    return subprocess.run(
+        [sys.executable, *options, "-c", code], capture_output=True, text=True, timeout=timeout, env=variables, check=False
+    )
+
+
+def output(code: str, *options: str, timeout: float = 120, **environment: str) -> str:
+    """What the child printed; it must end well."""
+    done = run(code, *options, timeout=timeout, **environment)
+    assert done.returncode == 0, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
