@@ -44,7 +44,7 @@ class RecordFile:
         """Appends ``record``.
 
         Raises:
-            OSError: the record could not be written whole (a full disk, a quota); the part that was is removed.
+            OSError: it could not be written whole (a full disk, a quota); the part that was is removed.
         """
         start = self.size
         rest = memoryview(record)
