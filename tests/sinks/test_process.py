@@ -83,16 +83,16 @@ def test_a_program_that_never_closes_loses_nothing(tmp_path):
 def test_closing_while_the_interpreter_goes_down_ends(tmp_path):
     script = """
     class Late:
-        def __del__(self):
-            self.writer.put(snapshot(2))
+        # Modules may be empty by then, so it brings what it needs.
+        def __del__(self, write=os.write, extra=snapshot(2)):
+            self.writer.put(extra)
             self.writer.flush(0.1)
-            print(self.writer.close(timeout=0.1), flush=True)
+            write(1, b"%d" % self.writer.close(timeout=0.1))
     late = Late()
     late.writer = Writer([JsonlSink()], run_info(directory))
     late.writer.put(snapshot(1))
-    sys.late = late
     """
-    assert finish(start(script, tmp_path)) == (0, "True\n", "")
+    assert finish(start(script, tmp_path)) == (0, "1", "")
     assert steps(tmp_path) == [1]
 
 
@@ -144,7 +144,8 @@ def test_forked_children_write_nothing_and_never_hang(tmp_path):
     status, out, err = finish(start(script, tmp_path))
     assert status == 0, err
     assert out == "child False False\n" * 10
-    assert err.splitlines().count("child") == 10
+    # print() writes its line end apart, so that a line of the log may come in between.
+    assert err.count("child") == 10
     assert steps(tmp_path) == list(range(1, 201))
     assert "from the child" not in (tmp_path / "rank_0" / "events.jsonl").read_text()
     log = (tmp_path / "rank_0" / "log.txt").read_text().splitlines()
@@ -180,9 +181,6 @@ print(writer.close(60), writer.failed, writer.switched_off)
 def test_without_a_console_the_log_file_goes_on(tmp_path, how):
     options = {}
     if how == "closed":
-        process = start("os.execv(sys.executable, [sys.executable, '-c', sys.argv[2], sys.argv[1]])", tmp_path)
-        process.kill()
-        finish(process)
         options["preexec_fn"] = lambda: os.close(2)
         options["stderr"] = None
     elif how == "broken pipe":

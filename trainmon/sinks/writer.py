@@ -327,25 +327,28 @@ class Writer:
 
     def _announce(self, about: _Slot | None, kind: str, text: str, **data: object) -> None:
         """Says something about the sinks through all the others, and through logging."""
-        text = literal(text)
-        _logger.warning("%s", text)
-        message = Message("warning", kind, text, self._step, time.time(), data)
+        message = Message("warning", kind, literal(text), self._step, time.time(), data)
         if self._early is not None:
             self._early.append((about, message))
         else:
             self._deliver(about, message)
 
     def _deliver(self, about: _Slot | None, message: Message) -> None:
+        shown = False
         for slot in self._slots:
             if slot is about or slot.off or not slot.opened:
                 continue
             try:
                 slot.sink.message(message)
+                shown = True
             except Exception:
                 # Counted, but not announced in turn: two failing sinks must not talk about each other for
                 # ever.
                 slot.failed += 1
                 _logger.debug("%s could not show a message", slot.sink.name, exc_info=True)
+        # Without handlers logging writes to the terminal, where the log sink has just said the same.
+        if not shown or _logger.hasHandlers():
+            _logger.warning("%s", message.text)
 
     def _report(self) -> None:
         """One message about everything that was lost, if anything was."""
