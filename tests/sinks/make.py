@@ -52,7 +52,7 @@ def run_info(directory: Path | None, **facts: Any) -> RunInfo:
 
 
 class Memory:
-    """A sink that keeps what it is shown; waits for ``gate`` before each write, and raises what it is told to."""
+    """A sink that keeps what it is shown, waits for ``gate`` at each write, and raises what it is told."""
 
     def __init__(self, name: str = "memory") -> None:
         self.name = name
@@ -95,7 +95,7 @@ class Memory:
 
 
 def start(script: str, *arguments: object, **options: Any) -> subprocess.Popen[str]:
-    """Starts ``PRELUDE`` and ``script`` in a fresh interpreter; both output streams are pipes unless told otherwise."""
+    """Starts ``PRELUDE`` and ``script`` in a fresh interpreter; its output goes to pipes by default."""
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": ROOT, **options}
     code = PRELUDE + textwrap.dedent(script)
     return subprocess.Popen([sys.executable, "-c", code, *map(str, arguments)], **options)

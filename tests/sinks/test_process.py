@@ -130,7 +130,7 @@ def test_forked_children_write_nothing_and_never_hang(tmp_path):
         if step % 20 == 0:
             child = os.fork()
             if child == 0:
-                # As a data loader's worker would: it uses what it inherited, prints, and exits in the ordinary way.
+                # As a data loader's worker would: uses what it inherited, prints, exits in the ordinary way.
                 for extra in range(20_000, 20_100):
                     writer.put(snapshot(extra))
                     writer.say(message("from the child"))
