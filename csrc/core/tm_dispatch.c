@@ -5,10 +5,6 @@
 #include <stdint.h>
 #include <string.h>
 
-#if defined(__x86_64__) && !defined(TM_NO_X86_TIERS)
-#    define TM_HAVE_X86_TIERS 1
-#endif
-
 static tm_table table;
 static int ready;
 
