@@ -82,11 +82,10 @@ static tm_dtype dtype_of(tm_dl_dtype type) {
 
 static tm_door refuse_dtype(tm_views *views, Py_ssize_t position, tm_dl_dtype type) {
     static const char *const kinds[] = {"int", "uint", "float", "opaque", "bfloat", "complex", "bool"};
-    if (type.code < sizeof kinds / sizeof kinds[0])
-        return tm_views_refuse(
-            views, position, PyExc_TypeError,
-            "dtype %s%u (%u lanes) can't be read: it must be a real float, an integer or bool",
-            kinds[type.code], (unsigned)type.bits, (unsigned)type.lanes);
+    if (type.code < sizeof kinds / sizeof kinds[0] && type.lanes == 1)
+        return tm_views_refuse(views, position, PyExc_TypeError,
+                               "dtype %s%u can't be read: it must be a real float, an integer or bool",
+                               kinds[type.code], (unsigned)type.bits);
     return tm_views_refuse(
         views, position, PyExc_TypeError,
         "dtype (DLPack code %u, %u bits, %u lanes) can't be read: it must be a real float, an "

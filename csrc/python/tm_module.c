@@ -127,6 +127,7 @@ static void module_free(void *module) {
 }
 
 static PyModuleDef_Slot slots[] = {
+    /* ISO C converts a function pointer to void * only by way of an integer. */
     {Py_mod_exec, (void *)(uintptr_t)module_exec},
 #if PY_VERSION_HEX >= 0x030c0000
     {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED},

@@ -83,18 +83,33 @@ tm_door tm_views_refuse(tm_views *views, Py_ssize_t position, PyObject *exceptio
     return TM_DOOR_ERROR;
 }
 
+/* New reference: the first line of an exception's text. torch appends a stack of C++ frames. */
+static PyObject *first_line(PyObject *exception) {
+    PyObject *text = PyObject_Str(exception);
+    if (text == NULL)
+        return NULL;
+    const Py_ssize_t end = PyUnicode_FindChar(text, '\n', 0, PyUnicode_GET_LENGTH(text), 1);
+    if (end < 0) /* none (-1); -2 can't be, the text is ready */
+        return text;
+    PyObject *line = PyUnicode_Substring(text, 0, end);
+    Py_DECREF(text);
+    return line;
+}
+
 tm_door tm_views_refuse_from(tm_views *views, Py_ssize_t position, PyObject *object) {
     if (!PyErr_ExceptionMatches(PyExc_Exception) || PyErr_ExceptionMatches(PyExc_MemoryError))
         return TM_DOOR_ERROR;
-    PyObject *cause = take_raised();
+    PyObject *cause = take_raised(), *text = NULL;
     PyObject *device = PyObject_GetAttr(object, views->state->str_device);
     PyErr_Clear(); /* an object without a device is named by its type alone */
-    PyObject *text =
-        device != NULL
-            ? PyUnicode_FromFormat("%s on device '%S' gives no view of its memory: %S",
-                                   Py_TYPE(object)->tp_name, device, cause)
-            : PyUnicode_FromFormat("%s gives no view of its memory: %S", Py_TYPE(object)->tp_name, cause);
+    PyObject *why = first_line(cause);
+    if (why != NULL && device != NULL)
+        text = PyUnicode_FromFormat("%s on device '%S' gives no view of its memory: %U",
+                                    Py_TYPE(object)->tp_name, device, why);
+    else if (why != NULL)
+        text = PyUnicode_FromFormat("%s gives no view of its memory: %U", Py_TYPE(object)->tp_name, why);
     Py_XDECREF(device);
+    Py_XDECREF(why);
     raise_at(views, position, PyExc_TypeError, text, cause);
     return TM_DOOR_ERROR;
 }
@@ -379,12 +394,25 @@ int tm_views_open(tm_views *views, tm_state *state, PyObject *tensors, PyObject 
     return 0;
 }
 
-void tm_views_close(tm_views *views) {
+/* Deleters and buffers may run Python code, which neither sees nor replaces the error that this call fails
+ * with. */
+static void release_holds(tm_views *views) {
+    if (views->holds == NULL)
+        return;
+    PyObject *raised = take_raised();
     while (views->holds != NULL) {
         tm_hold *next = views->holds->next;
         release(views->holds);
         views->holds = next;
     }
+    if (raised != NULL) {
+        PyErr_SetObject((PyObject *)Py_TYPE(raised), raised);
+        Py_DECREF(raised);
+    }
+}
+
+void tm_views_close(tm_views *views) {
+    release_holds(views);
     while (views->axes != NULL) {
         tm_axes *next = views->axes->next;
         PyMem_Free(views->axes);

@@ -62,7 +62,7 @@ def norm2(finite: np.ndarray[Any, np.dtype[np.float64]]) -> float:
     if largest == 0.0:
         return 0.0
     exponent = math.frexp(largest)[1]
-    with np.errstate(under="ignore"):
+    with np.errstate(under="ignore", over="ignore"):
         return float(np.ldexp(np.sqrt(np.sum(np.square(np.ldexp(finite, -exponent)))), exponent))
 
 

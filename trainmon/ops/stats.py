@@ -51,30 +51,32 @@ def merge_stats(records: Records, offsets: npt.ArrayLike | None = None) -> Recor
 
     Args:
         records: array of dtype `STATS_DTYPE`, any shape; its elements in C order are the pieces.
-        offsets: where each piece starts in the whole, in elements, shape [number of records]. None: one piece
-            after the other. Only `first_bad` and the order of the additions depend on it.
+        offsets: where each piece starts in the whole, in elements, shape [number of records], in any order. None:
+            one piece after the other. Only `first_bad` and the order of the additions depend on it.
 
     Returns:
-        One record: an array of dtype `STATS_DTYPE` and shape (). Counts and extremes are exact; sums have the bits
-        that the whole would have given when the pieces start at multiples of 65,536 elements and are whole chunks
-        (the last may be short), and differ by rounding otherwise. No records: the record of an empty tensor.
+        One record: an array of dtype `STATS_DTYPE` and shape (). Counts and extremes are exact. Sums have the bits
+        that the whole would have given when each piece is 2^k chunks of 65,536 elements that start at a multiple of
+        2^k chunks (single chunks always are; what stands last may be short), and differ by rounding otherwise. No
+        records: the record of an empty tensor.
 
     Raises:
-        ValueError: another number of offsets than records; offsets below 0.
+        ValueError: another number of offsets than records; offsets below 0; pieces that overlap.
         TypeError: records of another dtype.
 
     Formula: docs/numerics.md, "Merging".
     """
-    flat = _as_records(records).reshape(-1)
-    starts = None
-    if offsets is not None:
-        starts = np.ascontiguousarray(offsets)
-        if starts.size == 0:
-            starts = starts.astype(np.int64)
-        if starts.dtype.kind not in "iu":
-            raise TypeError(f"offsets must be integers, not {starts.dtype}")
-        starts = starts.astype(np.int64, copy=False).reshape(-1)
-    return _core.merge_stats(np.ascontiguousarray(flat), starts)
+    pieces = np.ascontiguousarray(_as_records(records).reshape(-1))
+    if offsets is None:
+        return _core.merge_stats(pieces, None)
+    starts = np.asarray(offsets).reshape(-1)
+    if starts.dtype.kind not in "iu" and starts.size:
+        raise TypeError(f"offsets must be integers, not {starts.dtype}")
+    starts = starts.astype(np.int64)
+    if starts.shape != pieces.shape:
+        raise ValueError(f"offsets has {starts.size} entries for {pieces.size} records")
+    order = np.lexsort((pieces["n"], starts))  # an empty piece comes before the one that starts where it does
+    return _core.merge_stats(pieces[order], starts[order])
 
 
 def finish_stats(records: Records, reading: Reading = "propagate") -> npt.NDArray[Any]:
