@@ -190,7 +190,8 @@ def test_nothing_heavy_is_loaded():
         "from trainmon.sinks.tensorboard import TensorBoardSink\n"
         "from trainmon.sinks.base import RunInfo\n"
         "early = 'tensorboard' in sys.modules\n"
-        "run = RunInfo(pathlib.Path(tempfile.mkdtemp()), 'demo')\nsink = TensorBoardSink(); sink.open(run); sink.close()\n"
+        "run = RunInfo(pathlib.Path(tempfile.mkdtemp()), 'demo')\n"
+        "sink = TensorBoardSink(); sink.open(run); sink.close()\n"
         "print(early, 'tensorboard' in sys.modules, 'tensorflow' in sys.modules, 'torch' in sys.modules)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
