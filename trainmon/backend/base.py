@@ -1,0 +1,72 @@
+"""The backend protocol: arithmetic on lists of tensors where they live, and one packed read a step.
+
+A primitive returns a :class:`Lazy`: numbers that may still be on a device. At the end of a step the engine hands all
+of them to :meth:`Backend.read`, which starts at most one transfer; the engine waits for it in the next step, off the
+critical path. Probes never branch on where tensors live. Primitives join the protocol with the probe that needs them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["SUMMARY_COLUMNS", "Backend", "Lazy", "PackedRead"]
+
+Floats = NDArray[np.float64]
+
+#: Columns of :meth:`Backend.summaries`. ``first_bad`` is NaN where the backend can't say.
+SUMMARY_COLUMNS = ("sumsq", "absmax", "n_nan", "n_posinf", "n_neginf", "first_bad")
+
+
+@dataclass(frozen=True, slots=True)
+class Lazy:
+    """Numbers on their way to the host.
+
+    Attributes:
+        handles: what has to be read: one-dimensional tensors of the backend; empty if ``finish`` needs nothing.
+        finish: makes the float64 result from the handles' values (one float64 array a handle).
+    """
+
+    handles: tuple[Any, ...]
+    finish: Callable[..., Floats]
+
+
+class PackedRead(Protocol):
+    """A transfer that was started."""
+
+    def wait(self) -> list[Floats]:
+        """The results of the lazies, in the order in which they were given to :meth:`Backend.read`."""
+        ...
+
+
+class Backend(Protocol):
+    """Attributes:
+    name: for messages and run.json.
+    deferred: whether results arrive one step late (device) or at once (host memory).
+    reads: device-to-host transfers so far.
+    """
+
+    name: str
+    deferred: bool
+    reads: int
+
+    def summaries(self, tensors: Sequence[Any]) -> Lazy:
+        """Per tensor :data:`SUMMARY_COLUMNS`, shape ``[len(tensors), 6]``; ``sumsq`` and ``absmax`` propagate NaN and
+        infinities as torch does. float64 accumulation (host), or partial sums that are finished in float64."""
+        ...
+
+    def square_sum(self, tensors: Sequence[Any]) -> Lazy:
+        """Sum of squares over all elements of all tensors, shape ``[1]``, propagating; 0 for no tensors."""
+        ...
+
+    def scalar(self, value: Any) -> Lazy:
+        """One number from anything with one element (Python, NumPy, a tensor of any dtype), shape ``[1]``."""
+        ...
+
+    def read(self, lazies: Sequence[Lazy]) -> PackedRead:
+        """Starts the one transfer for all of them; none at all if nothing has to be read."""
+        ...

@@ -1,0 +1,131 @@
+"""The torch backend: fused foreach operations on the tensors' own device, one packed read a step.
+
+Sums of squares are accumulated in float64 where the device has it; elsewhere in float32 over at most 65,536 elements
+each and finished in float64 on the host. The position of a non-finite element stays unknown (``first_bad`` is NaN):
+finding it would need a second read while the gradient is alive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from trainmon.backend.base import Floats, Lazy
+
+__all__ = ["TorchBackend"]
+
+_CHUNK = 65_536
+_FLOAT64_DEVICES = frozenset({"cpu", "cuda", "xpu"})
+
+
+class TorchBackend:
+    """Arithmetic on ``device``.
+
+    Args:
+        device: where the packed read is gathered; tensors of other devices are moved there number by number.
+        float64: whether that device computes in float64; None: decided by its type.
+    """
+
+    name = "torch"
+    deferred = True
+
+    def __init__(self, device: torch.device | str, float64: bool | None = None) -> None:
+        self.device = torch.device(device)
+        self.float64 = self.device.type in _FLOAT64_DEVICES if float64 is None else float64
+        self.reads = 0
+
+    def summaries(self, tensors: Sequence[torch.Tensor]) -> Lazy:
+        if not tensors:
+            return Lazy((), lambda: np.zeros((0, 6)))
+        with torch.no_grad():
+            squares, finish_squares = self._square_sums(tensors)
+            filled = [tensor if tensor.numel() else tensor.new_zeros(1) for tensor in tensors]
+            peaks = torch.stack([self._number(x) for x in torch._foreach_norm(filled, float("inf"))])
+            kinds = [self._counts(tensor) for tensor in tensors]
+        empty = np.array([tensor.numel() == 0 for tensor in tensors])
+
+        def finish(squares_read: Floats, peaks_read: Floats, *counts: Floats) -> Floats:
+            table = np.empty((len(counts), 6))
+            table[:, 0] = finish_squares(squares_read)
+            table[:, 1] = np.where(empty, np.nan, peaks_read)
+            table[:, 2:5] = counts
+            table[:, 5] = np.nan
+            return table
+
+        return Lazy((squares, peaks, *kinds), finish)
+
+    def square_sum(self, tensors: Sequence[torch.Tensor]) -> Lazy:
+        if not tensors:
+            return Lazy((), lambda: np.zeros(1))
+        with torch.no_grad():
+            squares, finish_squares = self._square_sums(tensors)
+        return Lazy((squares,), lambda values: np.array([np.sum(finish_squares(values))]))
+
+    def scalar(self, value: Any) -> Lazy:
+        if isinstance(value, torch.Tensor) and value.device.type != "cpu":
+            return Lazy((value.detach().reshape(1),), lambda values: values)
+        number = np.array([float(value)])
+        return Lazy((), lambda: number)
+
+    def read(self, lazies: Sequence[Lazy]) -> TorchRead:
+        handles = [handle for lazy in lazies for handle in lazy.handles]
+        if not handles:
+            return TorchRead(lazies, None, None, [])
+        self.reads += 1
+        # Integers up to 2^24 and float32 pass through float32 unchanged; counts beyond that are rounded there.
+        dtype = torch.float64 if self.float64 else torch.float32
+        with torch.no_grad():
+            packed = torch.cat([handle.reshape(-1).to(self.device, dtype) for handle in handles])
+            event = None
+            if self.device.type == "cpu":
+                landed = packed
+            else:
+                landed = torch.empty_like(packed, device="cpu", pin_memory=self.device.type == "cuda")
+                landed.copy_(packed, non_blocking=True)
+                event = torch.Event(self.device)
+                event.record()
+        return TorchRead(lazies, landed, event, [handle.numel() for handle in handles])
+
+    def _square_sums(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Any]:
+        """One device vector, and how its values become a float64 sum of squares per tensor."""
+        if self.float64:
+            norms = torch._foreach_norm(list(tensors), 2, dtype=torch.float64)
+            return torch.stack([self._number(norm) for norm in norms]), np.square
+        chunks = [list(tensor.reshape(-1).split(_CHUNK)) for tensor in tensors]
+        norms = torch._foreach_norm([chunk for pieces in chunks for chunk in pieces], 2, dtype=torch.float32)
+        starts = np.cumsum([0, *(len(pieces) for pieces in chunks[:-1])])
+        return torch.stack([self._number(x) for x in norms]), lambda v: np.add.reduceat(np.square(v), starts)
+
+    def _number(self, value: torch.Tensor) -> torch.Tensor:
+        return value.to(self.device, torch.float64 if self.float64 else torch.float32)
+
+    @staticmethod
+    def _counts(tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.is_floating_point():
+            return torch.zeros(3, device=tensor.device)
+        return torch.stack([tensor.isnan().sum(), tensor.isposinf().sum(), tensor.isneginf().sum()])
+
+
+class TorchRead:
+    """One device-to-host copy, waited for when its values are asked for."""
+
+    def __init__(
+        self, lazies: Sequence[Lazy], landed: torch.Tensor | None, event: Any, sizes: Sequence[int]
+    ) -> None:
+        self._lazies, self._landed, self._event, self._sizes = lazies, landed, event, sizes
+
+    def wait(self) -> list[Floats]:
+        if self._event is not None:
+            self._event.synchronize()
+        columns: list[Floats] = []
+        if self._landed is not None:
+            values = self._landed.numpy().astype(np.float64)
+            columns = np.split(values, np.cumsum(self._sizes)[:-1])
+        results, at = [], 0
+        for lazy in self._lazies:
+            results.append(lazy.finish(*columns[at : at + len(lazy.handles)]))
+            at += len(lazy.handles)
+        return results

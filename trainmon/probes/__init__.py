@@ -1,0 +1,1 @@
+"""What is measured: one probe a subject. A probe turns events into samples; it never prints and never writes files."""

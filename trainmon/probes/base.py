@@ -1,0 +1,76 @@
+"""What a probe is.
+
+Per step: the engine hands a due probe the events that it has a method for (``on_micro_end``, ``on_grads_ready`` ...),
+then asks it to ``close`` the step. What must be read from a device comes back in the :class:`Sample`; ``write`` gets
+the numbers when they have arrived, in this step or the next, and puts them into the frame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainmon.backend.base import Backend, Lazy
+from trainmon.events import StepEnd, TrainBegin
+from trainmon.frame import Frame, Registry
+
+__all__ = ["Probe", "ProbeContext", "Sample", "Say"]
+
+Floats = NDArray[np.float64]
+
+
+class Say(Protocol):
+    """Tells the user something beside the numbers."""
+
+    def __call__(
+        self,
+        level: Literal["info", "warning", "error"],
+        kind: str,
+        text: str,
+        *,
+        step: int,
+        data: Mapping[str, Any] | None = None,
+    ) -> None: ...
+
+
+@dataclass(slots=True)
+class ProbeContext:
+    """What the engine gives every probe at the start of a run."""
+
+    begin: TrainBegin
+    backend: Backend
+    say: Say
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What a probe saw in one step: numbers to be read, and how they enter the frame."""
+
+    lazies: Sequence[Lazy]
+    write: Callable[[Frame, Sequence[Floats]], None]
+
+
+class Probe(Protocol):
+    """Attributes:
+    name: the configuration section.
+    stale: set by the probe when its series have to be registered anew (parameters came or went).
+    """
+
+    name: str
+    stale: bool
+
+    def begin(self, context: ProbeContext) -> None:
+        """The run starts or resumes."""
+        ...
+
+    def register(self, registry: Registry) -> None:
+        """Declares parts and series; called again on a new registry after ``stale``."""
+        ...
+
+    def close(self, event: StepEnd) -> Sample:
+        """The step is over; forgets what it gathered."""
+        ...

@@ -1,0 +1,86 @@
+"""Tokens and samples a second, and what was consumed in all (formulas: docs/formulas.md, Throughput).
+
+A rate belongs to one step: its tokens over its own seconds, so that a resume, which brings a large total with it,
+changes no rate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trainmon.backend.base import Lazy
+from trainmon.events import MicroEnd, StepBegin, StepEnd
+from trainmon.frame import Flags, Floats, Frame, Registry, identity
+from trainmon.probes.base import ProbeContext, Sample
+
+__all__ = ["ThroughputProbe"]
+
+
+def _rate(amount: Floats, seconds: Floats) -> tuple[Floats, Flags]:
+    return amount / seconds, seconds > 0
+
+
+class ThroughputProbe:
+    """Publishes ``perf/tokens_per_second``, ``perf/samples_per_second``, ``data/tokens`` and
+    ``data/consumed_samples``. Tokens come from the micro-batches, or from the step's end if the host counts there."""
+
+    name = "throughput"
+
+    def __init__(self) -> None:
+        self.stale = False
+        self._began: float | None = None
+        self._micro: list[Lazy] = []
+        self._counted = True
+
+    def begin(self, context: ProbeContext) -> None:
+        self._context = context
+        self._tokens_total = float(context.begin.consumed_tokens)
+        self._samples_total = float(context.begin.consumed_samples)
+
+    def register(self, registry: Registry) -> None:
+        self.stale = False
+        tokens, samples = registry.part("perf.tokens", "sum"), registry.part("perf.samples", "sum")
+        seconds = registry.part("perf.seconds", "max")
+        tokens_total = registry.part("data.tokens", "sum")
+        samples_total = registry.part("data.consumed_samples", "max")
+        self._parts = tokens, samples, seconds, tokens_total, samples_total
+        registry.add("perf/tokens_per_second", (tokens, seconds), _rate, probe=self.name)
+        registry.add("perf/samples_per_second", (samples, seconds), _rate, probe=self.name)
+        registry.add("data/tokens", (tokens_total,), identity, probe=self.name)
+        registry.add("data/consumed_samples", (samples_total,), identity, probe=self.name)
+
+    def on_step_begin(self, event: StepBegin) -> None:
+        self._began, self._micro, self._counted = event.time, [], True
+
+    def on_micro_end(self, event: MicroEnd) -> None:
+        if event.tokens is None:
+            self._counted = False
+        else:
+            self._micro.append(self._context.backend.scalar(event.tokens))
+
+    def close(self, event: StepEnd) -> Sample:
+        scalar = self._context.backend.scalar
+        if event.tokens is not None:
+            token_lazies = [scalar(event.tokens)]
+        else:
+            token_lazies = self._micro if self._counted else []
+        sample_lazies = [] if event.samples is None else [scalar(event.samples)]
+        seconds = None if self._began is None else event.time - self._began
+        self._micro = []
+
+        def write(frame: Frame, read: Sequence[Floats]) -> None:
+            tokens, samples, duration, tokens_total, samples_total = self._parts
+            if seconds is not None:
+                frame.set(duration, seconds)
+            amount = [float(array[0]) for array in read]
+            if token_lazies:
+                step_tokens = sum(amount[: len(token_lazies)])
+                self._tokens_total += step_tokens
+                frame.set(tokens, step_tokens)
+                frame.set(tokens_total, self._tokens_total)
+            if sample_lazies:
+                self._samples_total += amount[-1]
+                frame.set(samples, amount[-1])
+                frame.set(samples_total, self._samples_total)
+
+        return Sample((*token_lazies, *sample_lazies), write)
