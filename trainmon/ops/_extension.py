@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 try:
-    from trainmon import _core
+    import trainmon._core as _core
 except ModuleNotFoundError as error:
     if error.name != "trainmon._core":
         raise
