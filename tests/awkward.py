@@ -25,7 +25,20 @@ _REGISTERED = (
     "float8_e3m4",
     "float8_e8m0fnu",
 )
-_NATIVE = ("float64", "float32", "float16", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool")
+_NATIVE = (
+    "float64",
+    "float32",
+    "float16",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "bool",
+)
 
 # Older ml_dtypes lack some float8 types.
 DTYPES: dict[str, np.dtype[Any]] = {name: np.dtype(name) for name in _NATIVE} | {
@@ -63,7 +76,7 @@ def _zeros(dtype: np.dtype[Any], n: int, rng: np.random.Generator) -> Array:
 
 
 def _tiny(dtype: np.dtype[Any], n: int, rng: np.random.Generator) -> Array:
-    """Subnormals: small codes without their sign; whatever they mean, they are the smallest magnitudes."""
+    """Subnormals: small codes without their sign; they are the smallest magnitudes."""
     if dtype.name not in FLOATS:
         return _ordinary(dtype, n, rng)
     codes = rng.integers(1, 4, n).astype(f"u{dtype.itemsize}")

@@ -10,12 +10,19 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def run(code: str, *options: str, timeout: float = 120, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(
+    code: str, *options: str, timeout: float = 120, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """The finished child; the test's own environment plus `environment`, the repository on its path."""
     variables = {**os.environ, **environment}
     variables["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     return subprocess.run(
-        [sys.executable, *options, "-c", code], capture_output=True, text=True, timeout=timeout, env=variables, check=False
+        [sys.executable, *options, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env=variables,
+        check=False,
     )
 
 

@@ -1,4 +1,4 @@
-"""How a kernel's result is held against its twin: counts and extremes exactly, sums within their error bound."""
+"""A kernel's result held against its twin: counts and extremes exactly, sums within their error bound."""
 
 from __future__ import annotations
 

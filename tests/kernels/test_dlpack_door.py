@@ -82,7 +82,9 @@ class Producer:
             if name in dict(Tensor._fields_):
                 setattr(tensor, name, value)
         if self.versioned:
-            managed: Any = Versioned(self.changes.get("major", 1), 0, None, deleter, 1, tensor)  # 1: read-only
+            managed: Any = Versioned(
+                self.changes.get("major", 1), 0, None, deleter, 1, tensor
+            )  # 1: read-only
             name = b"dltensor_versioned"
         else:
             managed, name = Managed(tensor, None, deleter), b"dltensor"
@@ -93,7 +95,9 @@ class Producer:
 
 
 @pytest.mark.parametrize("versioned", [True, False])
-@pytest.mark.parametrize("values", [np.arange(12.0).reshape(3, 4)[:, ::-1], np.float64(-2.5), np.empty((0, 3)), np.ones((2, 3)).T])
+@pytest.mark.parametrize(
+    "values", [np.arange(12.0).reshape(3, 4)[:, ::-1], np.float64(-2.5), np.empty((0, 3)), np.ones((2, 3)).T]
+)
 def test_capsules(values: Any, versioned: bool) -> None:
     producer = Producer(values, versioned)
     assert multi_norm(producer) == multi_norm(np.asarray(values))
@@ -165,7 +169,9 @@ def test_an_empty_axis_wins_over_an_overflow() -> None:
     assert multi_norm(Producer(np.ones((1, 1, 1)), shape=int64s([2**62, 2**62, 0]))) == 0
 
 
-@pytest.mark.parametrize(("device", "words"), [(2, "type 2, CUDA"), (12, "Ascend NPU"), (99, "type 99, unknown")])
+@pytest.mark.parametrize(
+    ("device", "words"), [(2, "type 2, CUDA"), (12, "Ascend NPU"), (99, "type 99, unknown")]
+)
 def test_device_memory_is_refused_without_an_export(device: int, words: str) -> None:
     producer = Producer([1.0], device_type=device)
     with pytest.raises(TypeError, match=rf"tensors\[0\] \('w'\): .*{words}"):

@@ -20,7 +20,13 @@ def views(draw: st.DrawFn) -> np.ndarray[Any, Any]:
     dtype = DTYPES[draw(st.sampled_from(sorted(DTYPES)))]
     shape = draw(st.lists(st.integers(0, 7), max_size=4))
     size = int(np.prod(shape))
-    values = make(dtype.name, "contiguous", draw(st.sampled_from(sorted(VALUES))), n=max(size, 1), seed=draw(st.integers(0, 9)))
+    values = make(
+        dtype.name,
+        "contiguous",
+        draw(st.sampled_from(sorted(VALUES))),
+        n=max(size, 1),
+        seed=draw(st.integers(0, 9)),
+    )
     offset = draw(st.integers(0, dtype.itemsize))
     memory = np.zeros(values.nbytes + offset, np.uint8)
     memory[offset:] = values.view(np.uint8)

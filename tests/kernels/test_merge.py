@@ -67,5 +67,11 @@ def test_bad_arguments() -> None:
 
 def test_empty_pieces_may_stand_anywhere() -> None:
     full, empty = np.arange(4.0), np.empty(0)
-    for tensors, offsets in (([full, empty], [0, 0]), ([empty, full, empty], [0, 0, 4]), ([full, empty], [0, 4])):
-        assert merge_stats(tensor_stats(tensors), offsets=offsets).tobytes() == tensor_stats(full)[0].tobytes()
+    for tensors, offsets in (
+        ([full, empty], [0, 0]),
+        ([empty, full, empty], [0, 0, 4]),
+        ([full, empty], [0, 4]),
+    ):
+        assert (
+            merge_stats(tensor_stats(tensors), offsets=offsets).tobytes() == tensor_stats(full)[0].tobytes()
+        )

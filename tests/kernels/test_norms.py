@@ -49,7 +49,9 @@ def test_nan_wins_over_infinity() -> None:
 
 
 def test_range_of_float64() -> None:
-    assert multi_norm([np.full(2, 3e300), np.full(2, 4e-300)]) == pytest.approx(3e300 * math.sqrt(2), rel=1e-15)
+    assert multi_norm([np.full(2, 3e300), np.full(2, 4e-300)]) == pytest.approx(
+        3e300 * math.sqrt(2), rel=1e-15
+    )
     total, each = multi_norm([np.array([3e-300]), np.array([4e-300])], per_tensor=True)
     assert total == pytest.approx(5e-300, rel=1e-15)
     assert each.tolist() == [3e-300, 4e-300]
@@ -70,7 +72,7 @@ def test_one_tensor_twice_counts_twice() -> None:
 
 @pytest.mark.parametrize("ord", [0, 3, -1, -math.inf, math.nan, "fro", None, [2]])
 def test_other_orders_are_refused(ord: object) -> None:
-    with pytest.raises(ValueError, match="ord must be 2, 1 or math.inf"):
+    with pytest.raises(ValueError, match=r"ord must be 2, 1 or math\.inf"):
         multi_norm(np.ones(2), ord)  # type: ignore[call-overload]
 
 

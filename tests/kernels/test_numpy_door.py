@@ -37,7 +37,7 @@ def test_long_double_is_refused_where_it_is_not_float64() -> None:
     array = np.ones(2, np.longdouble)
     if array.itemsize == 8:
         pytest.skip("long double is float64 here")
-    with pytest.raises(TypeError, match="float|longdouble"):
+    with pytest.raises(TypeError, match=r"float|longdouble"):
         multi_norm(array)
 
 
@@ -105,7 +105,17 @@ def test_references_on_success() -> None:
 
 @pytest.mark.parametrize(
     "bad",
-    [*REFUSED.values(), np.ones(2, ">f4"), np.ma.ones(3), None, 3.5, "text", ((1, 2), "bf16"), (np.ones(2), "bf17"), object()],
+    [
+        *REFUSED.values(),
+        np.ones(2, ">f4"),
+        np.ma.ones(3),
+        None,
+        3.5,
+        "text",
+        ((1, 2), "bf16"),
+        (np.ones(2), "bf17"),
+        object(),
+    ],
     ids=repr,
 )
 def test_references_after_every_raise(bad: Any) -> None:

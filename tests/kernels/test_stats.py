@@ -62,7 +62,19 @@ def test_record_layout() -> None:
     assert records.dtype == STATS_DTYPE
     assert records.shape == (2,)
     assert records.dtype.names == (
-        *("n", "sum", "sumsq", "min", "max", "absmax", "n_nan", "n_posinf", "n_neginf", "n_zero", "first_bad"),
+        *(
+            "n",
+            "sum",
+            "sumsq",
+            "min",
+            "max",
+            "absmax",
+            "n_nan",
+            "n_posinf",
+            "n_neginf",
+            "n_zero",
+            "first_bad",
+        ),
         *("sumsq_scaled", "scale_exponent"),
     )
 
@@ -78,7 +90,9 @@ def test_no_finite_element_leaves_extremes_undefined() -> None:
 def test_squares_beyond_float64_are_kept_scaled() -> None:
     record = tensor_stats(np.full(4, 1e200))[0]
     assert record["sumsq"] == math.inf
-    assert math.ldexp(math.sqrt(record["sumsq_scaled"]), int(record["scale_exponent"])) == pytest.approx(2e200, rel=1e-15)
+    assert math.ldexp(math.sqrt(record["sumsq_scaled"]), int(record["scale_exponent"])) == pytest.approx(
+        2e200, rel=1e-15
+    )
     record = tensor_stats(np.full(4, 5e-324))[0]
     assert record["sumsq"] == 0
     assert math.ldexp(math.sqrt(record["sumsq_scaled"]), int(record["scale_exponent"])) == 1e-323

@@ -15,7 +15,14 @@ A, B = np.array([[3.0, 0.0]]), np.array([4.0])
 
 @pytest.mark.parametrize(
     "tensors",
-    [[A, B], (A, B), {"a": A, "b": B}.values(), iter([A, B]), (x for x in (A, B)), np.array([A[0], [0.0, 4.0]])],
+    [
+        [A, B],
+        (A, B),
+        {"a": A, "b": B}.values(),
+        iter([A, B]),
+        (x for x in (A, B)),
+        np.array([A[0], [0.0, 4.0]]),
+    ],
     ids=["list", "tuple", "values", "iterator", "generator", "array"],
 )
 def test_iterables(tensors: Any) -> None:

@@ -25,7 +25,11 @@ TYPES = sorted(name for name in DTYPES if hasattr(torch, name))
 
 def to_torch(array: np.ndarray[Any, Any]) -> Any:
     """The same bits, contiguous."""
-    codes = torch.frombuffer(bytearray(array.tobytes()), dtype=torch.uint8) if array.size else torch.empty(0, dtype=torch.uint8)
+    codes = (
+        torch.frombuffer(bytearray(array.tobytes()), dtype=torch.uint8)
+        if array.size
+        else torch.empty(0, dtype=torch.uint8)
+    )
     return codes.view(getattr(torch, array.dtype.name)).reshape(array.shape)
 
 
@@ -73,7 +77,9 @@ def test_parameters_and_gradients() -> None:
 def test_zero_dimensions_and_scans() -> None:
     assert multi_norm(torch.tensor(-2.5)) == 2.5
     assert multi_norm(torch.tensor(-2.5, requires_grad=True)) == 2.5
-    found = scan_nonfinite({"a": torch.ones(2), "b": torch.tensor([1, float("-inf")])}.values(), names=["a", "b"])
+    found = scan_nonfinite(
+        {"a": torch.ones(2), "b": torch.tensor([1, float("-inf")])}.values(), names=["a", "b"]
+    )
     assert found is not None
     assert (found.name, found.index, found.kind) == ("b", 1, "-inf")
 
@@ -182,10 +188,16 @@ def test_a_foreign_table_is_used_by_its_version(major: int) -> None:
     function = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(Tensor))(export)
 
     class Table(ctypes.Structure):
-        _fields_ = [("version", ctypes.c_uint32 * 2), ("previous", ctypes.c_void_p), ("functions", ctypes.c_void_p * 5)]
+        _fields_ = [
+            ("version", ctypes.c_uint32 * 2),
+            ("previous", ctypes.c_void_p),
+            ("functions", ctypes.c_void_p * 5),
+        ]
 
     address = ctypes.cast(function, ctypes.c_void_p).value
-    table = Table((ctypes.c_uint32 * 2)(major, 0), None, (ctypes.c_void_p * 5)(None, None, None, address, None))
+    table = Table(
+        (ctypes.c_uint32 * 2)(major, 0), None, (ctypes.c_void_p * 5)(None, None, None, address, None)
+    )
     name = b"dlpack_exchange_api"
 
     class Foreign(Producer):

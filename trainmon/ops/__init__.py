@@ -2,9 +2,9 @@
 
 Every function takes one array or any iterable of arrays (a generator too), leaves its inputs alone, and reads
 each element once. An array is, in the order in which the doors are tried: a NumPy array of native byte order
-(ml_dtypes' bfloat16 and float8 types included), an object whose type has DLPack's C exchange table (torch), an
-object with `__dlpack__`, a buffer (bytes, memoryview, array.array), or a pair `(buffer, dtype name)`. Anything
-else, and memory that the host can't address, is a TypeError that names the position in the list.
+(ml_dtypes' bfloat16 and float8 types included), an object whose type has DLPack's C exchange table (torch),
+an object with `__dlpack__`, a buffer (bytes, memoryview, array.array), or a pair `(buffer, dtype name)`.
+Anything else, and memory that the host can't address, is a TypeError that names the position in the list.
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@ except ModuleNotFoundError as error:
     if error.name != "trainmon._core":
         raise
     raise ImportError(
-        "trainmon's compiled extension is missing: build it with `pip install .` or, in a source tree, `make build`"
+        "trainmon's compiled extension is missing: build it with `pip install .`"
+        " or, in a source tree, `make build`"
     ) from error
 
 # One array: NumPy, DLPack, a buffer, or (buffer, dtype name). No static type says that.

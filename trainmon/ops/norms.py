@@ -40,9 +40,10 @@ def multi_norm(
         threads: workers for large inputs; they end with the call and don't change a bit of the result.
 
     Returns:
-        The norm, or with `per_tensor` the pair (norm, float64 array of shape [number of tensors]), in the unit of
-        the elements. NaN if any element is NaN, else inf if any is infinite, as torch has it. No tensors, or only
-        empty ones: 0. float64 input whose squares leave the range of float64 is read once more, scaled.
+        The norm, or with `per_tensor` the pair (norm, float64 array of shape [number of tensors]), in the
+        unit of the elements. NaN if any element is NaN, else inf if any is infinite, as torch has it. No
+        tensors, or only empty ones: 0. float64 input whose squares leave the range of float64 is read once
+        more, scaled.
 
     Raises:
         ValueError: another `ord`, or `threads` below 1.
@@ -64,8 +65,8 @@ def plain_read(tensors: Tensors) -> int:
     """Reads every byte of all tensors once, as fast as this machine reads memory, on one thread.
 
     The reference of the benchmarks: it prefetches as the kernels do and computes next to nothing. Takes what
-    `multi_norm` takes, through the same doors. Returns a checksum without meaning, so that no compiler can leave
-    the read out.
+    `multi_norm` takes, through the same doors. Returns a checksum without meaning, so that no compiler can
+    leave the read out.
 
     Raises:
         TypeError: an element that can't be read.

@@ -33,7 +33,8 @@ def scan_nonfinite(
     """The first NaN or infinity in list order, then C order; stops there.
 
     Args:
-        tensors: one array or an iterable of arrays, any shapes and dtypes. Integers and bool are always finite.
+        tensors: one array or an iterable of arrays, any shapes and dtypes. Integers and bool are always
+        finite.
         names: one name a tensor, for the result and for error messages.
         threads: workers for large inputs; the answer is the same.
 

@@ -31,11 +31,12 @@ def tensor_stats(tensors: Tensors, names: Iterable[str] | str | None = None, thr
 
     Returns:
         A structured array of dtype `STATS_DTYPE`, shape [number of tensors]. `n` counts all elements; `sum`,
-        `sumsq`, `min`, `max`, `absmax` run over the finite ones, in the unit of the elements (`sumsq`: squared);
-        `n_nan n_posinf n_neginf n_zero` count (both zeros are zero); `first_bad` is the C-order index of the first
-        non-finite element, -1 if there is none. Without a finite element `sum` and `sumsq` are 0 and `min`, `max`,
-        `absmax` are NaN, which stands for "undefined". `sumsq` equals `sumsq_scaled * 4**scale_exponent`; only
-        that product holds the value when squares of float64 elements leave the range of float64.
+        `sumsq`, `min`, `max`, `absmax` run over the finite ones, in the unit of the elements (`sumsq`:
+        squared); `n_nan n_posinf n_neginf n_zero` count (both zeros are zero); `first_bad` is the C-order
+        index of the first non-finite element, -1 if there is none. Without a finite element `sum` and `sumsq`
+        are 0 and `min`, `max`, `absmax` are NaN, which stands for "undefined". `sumsq` equals `sumsq_scaled *
+        4**scale_exponent`; only that product holds the value when squares of float64 elements leave the range
+        of float64.
 
     Raises:
         ValueError: another number of names than tensors; `threads` below 1.
@@ -51,14 +52,14 @@ def merge_stats(records: Records, offsets: npt.ArrayLike | None = None) -> Recor
 
     Args:
         records: array of dtype `STATS_DTYPE`, any shape; its elements in C order are the pieces.
-        offsets: where each piece starts in the whole, in elements, shape [number of records], in any order. None:
-            one piece after the other. Only `first_bad` and the order of the additions depend on it.
+        offsets: where each piece starts in the whole, in elements, shape [number of records], in any order.
+            None: one piece after the other. Only `first_bad` and the order of the additions depend on it.
 
     Returns:
-        One record: an array of dtype `STATS_DTYPE` and shape (). Counts and extremes are exact. Sums have the bits
-        that the whole would have given when each piece is 2^k chunks of 65,536 elements that start at a multiple of
-        2^k chunks (single chunks always are; what stands last may be short), and differ by rounding otherwise. No
-        records: the record of an empty tensor.
+        One record: an array of dtype `STATS_DTYPE` and shape (). Counts and extremes are exact. Sums have the
+        bits that the whole would have given when each piece is 2^k chunks of 65,536 elements that start at a
+        multiple of 2^k chunks (single chunks always are; what stands last may be short), and differ by
+        rounding otherwise. No records: the record of an empty tensor.
 
     Raises:
         ValueError: another number of offsets than records; offsets below 0; pieces that overlap.
@@ -84,18 +85,18 @@ def finish_stats(records: Records, reading: Reading = "propagate") -> npt.NDArra
 
     Args:
         records: array of dtype `STATS_DTYPE`, any shape.
-        reading: "propagate" treats non-finite elements as torch does: any NaN makes everything NaN; otherwise an
-            infinity makes `norm`, `rms` and `absmax` inf, `std` NaN, and `sum`, `mean`, `min`, `max` what IEEE 754
-            arithmetic gives. "finite" leaves them out and counts only the N finite elements.
+        reading: "propagate" treats non-finite elements as torch does: any NaN makes everything NaN; otherwise
+            an infinity makes `norm`, `rms` and `absmax` inf, `std` NaN, and `sum`, `mean`, `min`, `max` what
+            IEEE 754 arithmetic gives. "finite" leaves them out and counts only the N finite elements.
 
     Returns:
-        A structured array of dtype `SUMMARY_DTYPE` and the shape of `records`: `n` (elements in this reading, N),
-        `nonfinite`, `sum`, `mean` = sum/N, `norm` = sqrt(sumsq), `rms` = norm/sqrt(N), `std` =
-        sqrt(max(0, sumsq/N - mean^2)) (population), `min`, `max`, `absmax`. With N = 0 `sum` and `norm` are 0 and the
-        others NaN, which stands for "undefined". N = 1: `std` is 0.
+        A structured array of dtype `SUMMARY_DTYPE` and the shape of `records`: `n` (elements in this reading,
+        N), `nonfinite`, `sum`, `mean` = sum/N, `norm` = sqrt(sumsq), `rms` = norm/sqrt(N), `std` =
+        sqrt(max(0, sumsq/N - mean^2)) (population), `min`, `max`, `absmax`. With N = 0 `sum` and `norm` are 0
+        and the others NaN, which stands for "undefined". N = 1: `std` is 0.
 
-        `std` comes from sums, without a second read: where the spread is below 1e-4 of the mean the subtraction
-        leaves fewer than 7 right digits, and below 1e-8 none.
+        `std` comes from sums, without a second read: where the spread is below 1e-4 of the mean the
+        subtraction leaves fewer than 7 right digits, and below 1e-8 none.
 
     Raises:
         ValueError: another reading.
@@ -136,7 +137,10 @@ def _derive_finite(records: Records, out: npt.NDArray[Any]) -> None:
 
 
 def _propagate(
-    out: npt.NDArray[Any], nan: npt.NDArray[np.int64], posinf: npt.NDArray[np.int64], neginf: npt.NDArray[np.int64]
+    out: npt.NDArray[Any],
+    nan: npt.NDArray[np.int64],
+    posinf: npt.NDArray[np.int64],
+    neginf: npt.NDArray[np.int64],
 ) -> None:
     """Lets the non-finite elements have their way in numbers derived from the finite ones."""
     above, below = posinf > 0, neginf > 0
