@@ -62,7 +62,7 @@ def _ordinary(dtype: np.dtype[Any], n: int, rng: np.random.Generator) -> Array:
 
 
 def _bits(dtype: np.dtype[Any], n: int, rng: np.random.Generator) -> Array:
-    """Any bits at all: NaN payloads, infinities, subnormals, both zeros, the largest and smallest integers."""
+    """Any bits at all: NaN payloads, infinities, subnormals, both zeros, extreme integers."""
     if dtype.kind == "b":
         return _ordinary(dtype, n, rng)
     return np.frombuffer(rng.bytes(n * dtype.itemsize), np.uint8).view(dtype).copy()
@@ -76,7 +76,7 @@ def _zeros(dtype: np.dtype[Any], n: int, rng: np.random.Generator) -> Array:
 
 
 def _tiny(dtype: np.dtype[Any], n: int, rng: np.random.Generator) -> Array:
-    """Subnormals: small codes without their sign; they are the smallest magnitudes."""
+    """Subnormals: small codes without their sign, which are the smallest magnitudes."""
     if dtype.name not in FLOATS:
         return _ordinary(dtype, n, rng)
     codes = rng.integers(1, 4, n).astype(f"u{dtype.itemsize}")
