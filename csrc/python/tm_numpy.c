@@ -137,13 +137,24 @@ done:
     return (PyObject *)dtype;
 }
 
+/* A structured array over the memory of a plain one: NumPy prepares new memory field by field, which for 13
+ * fields takes 0.5 us, as long as the statistics of a few thousand elements; a second array head takes less
+ * than 0.1. */
 PyObject *tm_numpy_new_stats(PyObject *dtype, Py_ssize_t count, tm_stats **data) {
-    npy_intp shape[1] = {count};
+    npy_intp shape[1] = {count}, words[1] = {(count < 0 ? 1 : count) * (npy_intp)(sizeof(tm_stats) / 8)};
+    PyObject *memory = PyArray_SimpleNew(1, words, NPY_INT64);
+    if (memory == NULL)
+        return NULL;
+    *data = PyArray_DATA((PyArrayObject *)memory);
     Py_INCREF(dtype); /* the array steals one */
     PyObject *array = PyArray_NewFromDescr(&PyArray_Type, (PyArray_Descr *)dtype, count < 0 ? 0 : 1, shape,
-                                           NULL, NULL, 0, NULL);
-    if (array != NULL)
-        *data = PyArray_DATA((PyArrayObject *)array);
+                                           NULL, *data, NPY_ARRAY_CARRAY, NULL);
+    if (array == NULL) {
+        Py_DECREF(memory);
+        return NULL;
+    }
+    if (PyArray_SetBaseObject((PyArrayObject *)array, memory) < 0) /* steals `memory`, also on failure */
+        Py_CLEAR(array);
     return array;
 }
 
