@@ -1,0 +1,30 @@
+"""What every adapter shares: wrapper prefixes of names, and its own place among the ranks."""
+
+from __future__ import annotations
+
+import os
+
+from trainmon.events import Layout
+
+__all__ = ["layout_from_environment", "plain_name"]
+
+_WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
+
+
+def plain_name(name: str) -> str:
+    """A parameter's name without what DDP, torch.compile, FSDP and checkpoint wrappers put into it.
+
+    ``module.`` is a wrapper's only at the front; a model may have a child of that name.
+    """
+    for wrapper in _WRAPPERS[1:]:
+        name = name.replace(wrapper, "")
+    return name.removeprefix(_WRAPPERS[0])
+
+
+def layout_from_environment() -> Layout:
+    """Rank and world size as launchers set them (``RANK``, ``WORLD_SIZE``); a single rank otherwise."""
+    try:
+        rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    except ValueError:
+        return Layout()
+    return Layout(rank, world) if 0 <= rank < world else Layout()

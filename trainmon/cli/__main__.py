@@ -1,0 +1,7 @@
+"""``python -m trainmon.cli``."""
+
+import sys
+
+from trainmon.cli import main
+
+sys.exit(main())

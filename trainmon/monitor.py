@@ -1,0 +1,389 @@
+"""TrainMonitor, the engine: events of a run -> probes -> frame -> sinks. It imports no framework.
+
+An exception inside trainmon never reaches the training loop: a probe that fails is said, and after three failures
+switched off. All time that the training thread spends in here is measured.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import re
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from trainmon.backend import Backend, Lazy, PackedRead
+from trainmon.backend.host import HostBackend
+from trainmon.config import TrainMonitorConfig, load_config
+from trainmon.events import Event, ExceptionRaised, StepBegin, StepEnd, TrainBegin, TrainEnd
+from trainmon.frame import Floats, Frame, Registry, ratio
+from trainmon.probes.base import Probe, ProbeContext, Sample
+from trainmon.probes.gradients import GradientsProbe
+from trainmon.probes.loss import LossProbe
+from trainmon.probes.optim import OptimProbe
+from trainmon.probes.throughput import ThroughputProbe
+from trainmon.probes.timing import TimingProbe
+from trainmon.run import Run
+from trainmon.schedule import Schedule
+from trainmon.signals import TerminationHook
+from trainmon.summary import Summary
+
+__all__ = ["TrainMonitor"]
+
+_logger = logging.getLogger("trainmon")
+
+#: A probe is switched off after so many failures.
+PATIENCE = 3
+#: The engine's own series (overhead) belong to no section; they are there in every published frame.
+_OWN = "monitor"
+
+
+@dataclass(slots=True)
+class _Slot:
+    """A probe, when it fires, and what became of it."""
+
+    probe: Probe
+    schedule: Schedule
+    always: bool = False
+    due: bool = False
+    failures: int = 0
+    off: bool = False
+
+    @property
+    def active(self) -> bool:
+        return not self.off and (self.due or self.always)
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A step whose numbers are on their way from the device."""
+
+    event: StepEnd
+    read: PackedRead
+    samples: list[tuple[_Slot, Sample]]
+    due: frozenset[str]
+    wall_time: float
+    elapsed: float
+    overhead_ns: int
+    seconds: float | None
+
+
+class TrainMonitor:
+    """Watches one training run.
+
+    Args:
+        config: path of a YAML or JSON file, a mapping, a :class:`~trainmon.config.TrainMonitorConfig`, or None.
+        **overrides: top-level keys; they beat the file.
+
+    Attributes:
+        config: the resolved configuration.
+        overhead_ns: nanoseconds that the training thread has spent inside trainmon.
+        step: the running or last step.
+
+    Raises:
+        ConfigError: the configuration is wrong; all problems at once, before anything has begun.
+    """
+
+    def __init__(self, config: Any = None, **overrides: Any) -> None:
+        self.config: TrainMonitorConfig = load_config(config, **overrides)
+        self.overhead_ns = 0
+        self.step = 0
+        self._slots = _build_probes(self.config)
+        self._listeners: dict[type, list[tuple[_Slot, Any]]] = {}
+        self._run: Run | None = None
+        self._backend: Backend = HostBackend()
+        self._pending: _Pending | None = None
+        self._summary = Summary()
+        self._overhead_marked = 0
+        self._step_began: float | None = None
+        self._closed = False
+        self._ended: tuple[str, str | None] = ("completed", None)
+        self._termination: TerminationHook | None = None
+
+    # -- the life of a run ------------------------------------------------------------------------------------------
+
+    def begin(self, event: TrainBegin, backend: Backend | None = None) -> None:
+        """The run starts: probes learn of it, series are registered, outputs open.
+
+        Raises:
+            ConfigError: a sink's package is missing.
+        """
+        if self._run is not None:
+            raise RuntimeError("this TrainMonitor has begun already; make one for each run")
+        entered = time.perf_counter_ns()
+        self._backend = backend or self._backend
+        self._began = time.perf_counter()
+        self._begin_event = event
+        self.step = event.resumed_step
+        context = ProbeContext(event, self._backend, self.say)
+        for slot in self._slots:
+            slot.probe.begin(context)
+        self._register()
+        units = {series.name: series.spec.unit for series in self._registry.series.values()}
+        self._run = Run(self.config, event, units, event.host)
+        self._listen()
+        closer = weakref.WeakMethod(self.close)
+        self._at_exit = lambda: (bound := closer()) and bound(status="unfinished", reason="the program ended")
+        atexit.register(self._at_exit)
+        self._termination = TerminationHook(lambda: self.close(status="terminated", reason="SIGTERM"))
+        if event.layout.world > 1:
+            self.say(
+                "warning",
+                "ranks_not_merged",
+                f"{event.layout.world} ranks: this version does not merge values over ranks; what is shown is rank "
+                f"{event.layout.rank}'s own",
+                step=self.step,
+            )
+        self.overhead_ns += time.perf_counter_ns() - entered
+
+    def handle(self, event: Event) -> None:
+        """Takes an event. Nothing that goes wrong in here reaches the caller."""
+        entered = time.perf_counter_ns()
+        try:
+            if self._run is None or self._closed:
+                return
+            if isinstance(event, StepBegin):
+                self._begin_step(event)
+            elif isinstance(event, ExceptionRaised):
+                self._ended = _how_it_ended(event)
+            elif isinstance(event, TrainEnd):
+                self._ended = ("completed" if event.reason == "completed" else event.reason, None)
+            for slot, method in self._listeners.get(type(event), ()):
+                if slot.active:
+                    try:
+                        method(event)
+                    except Exception as error:
+                        self._failed(slot, error)
+            if isinstance(event, StepEnd):
+                self._end_step(event)
+        except Exception as error:
+            self._internal_error(error)
+        finally:
+            self.overhead_ns += time.perf_counter_ns() - entered
+
+    def listens(self, kind: type[Event]) -> bool:
+        """Whether any probe wants events of this kind: what nobody listens to needs no hook."""
+        return any(not slot.off for slot, _ in self._listeners.get(kind, ()))
+
+    def wants(self, kind: type[Event]) -> bool:
+        """Whether a probe that is due in this step wants such an event: views need not be made for nothing."""
+        return any(slot.active for slot, _ in self._listeners.get(kind, ()))
+
+    def say(
+        self,
+        level: Literal["info", "warning", "error"],
+        kind: str,
+        text: str,
+        *,
+        step: int,
+        data: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Tells the user something once: log, events.jsonl."""
+        if self._run is not None:
+            self._run.say(level, kind, text, step=step, data=data)
+        else:
+            _logger.log(logging.getLevelName(level.upper()), "%s", text)
+
+    def close(self, status: str | None = None, reason: str | None = None) -> None:
+        """Publishes what is still on its way, writes all files and closes them. Idempotent."""
+        if self._closed or self._run is None:
+            return
+        entered = time.perf_counter_ns()
+        self._closed = True
+        try:
+            self._finish_pending()
+            if status is None:
+                status, reason = self._ended
+            self._summary.overhead_share = self.overhead_share()
+            switched_off = [slot.probe.name for slot in self._slots if slot.off]
+            self._run.end(
+                status,
+                last_step=self.step,
+                reason=reason,
+                counters={
+                    "steps": self._summary.steps,
+                    "nonfinite_steps": self._summary.nonfinite_steps,
+                    "overhead_ns": self.overhead_ns,
+                    "host_reads": self._backend.reads,
+                    "probes_switched_off": switched_off,
+                },
+            )
+            self._summary.switched_off = (*switched_off, *self._run.writer.switched_off)
+        except Exception as error:
+            self._internal_error(error)
+        finally:
+            atexit.unregister(self._at_exit)
+            if self._termination is not None:
+                self._termination.remove()
+            self.overhead_ns += time.perf_counter_ns() - entered
+
+    def overhead_share(self) -> float | None:
+        """Seconds inside trainmon over the seconds of all steps so far; None before the first step has ended."""
+        seconds = self._summary.wall_seconds
+        return self._overhead_marked * 1e-9 / seconds if seconds else None
+
+    def summary(self) -> Summary:
+        """What was seen so far."""
+        self._summary.overhead_share = self.overhead_share()
+        return self._summary
+
+    def print_summary(self) -> None:
+        """Prints the summary as a table on standard output."""
+        self.summary().print()
+
+    # -- steps ------------------------------------------------------------------------------------------------------
+
+    def _begin_step(self, event: StepBegin) -> None:
+        self.step, self._step_began = event.step, event.time
+        for slot in self._slots:
+            slot.due = slot.schedule.due(event.step)
+
+    def _end_step(self, event: StepEnd) -> None:
+        self._finish_pending()
+        samples: list[tuple[_Slot, Sample]] = []
+        for slot in self._slots:
+            if slot.active:
+                try:
+                    samples.append((slot, slot.probe.close(event)))
+                except Exception as error:
+                    self._failed(slot, error)
+        if any(slot.probe.stale for slot in self._slots if not slot.off):
+            self._register()
+        lazies: list[Lazy] = [lazy for _, sample in samples for lazy in sample.lazies]
+        seconds = None if self._step_began is None else event.time - self._step_began
+        spent = self.overhead_ns - self._overhead_marked
+        self._overhead_marked = self.overhead_ns
+        self._pending = _Pending(
+            event=event,
+            read=self._backend.read(lazies),
+            samples=samples,
+            due=frozenset(slot.probe.name for slot in self._slots if slot.due and not slot.off),
+            wall_time=time.time(),
+            elapsed=time.perf_counter() - self._began,
+            overhead_ns=spent,
+            seconds=seconds,
+        )
+        self._summary.steps += 1
+        self._summary.last_step = event.step
+        self._summary.wall_seconds += seconds or 0.0
+        if not self._backend.deferred:
+            self._finish_pending()
+
+    def _finish_pending(self) -> None:
+        pending, self._pending = self._pending, None
+        if pending is None or self._run is None:
+            return
+        values = pending.read.wait()
+        frame, at = self._frame, 0
+        frame.clear(pending.event.step)
+        for slot, sample in pending.samples:
+            mine: Sequence[Floats] = values[at : at + len(sample.lazies)]
+            at += len(sample.lazies)
+            try:
+                sample.write(frame, mine)
+            except Exception as error:
+                self._failed(slot, error)
+        if not pending.due:
+            return
+        if pending.seconds is not None:
+            frame.set(self._spent, pending.overhead_ns * 1e-9)
+            frame.set(self._lasted, pending.seconds)
+        snapshot = frame.snapshot(
+            wall_time=pending.wall_time,
+            elapsed=pending.elapsed,
+            total_steps=self._begin_event.total_steps,
+            due=lambda name: name in pending.due or name == _OWN,
+        )
+        self._summary.add(snapshot)
+        self._run.writer.put(snapshot)
+
+    def _register(self) -> None:
+        """Lays out all series anew: at the start, and when parameters came or went."""
+        registry = Registry()
+        for slot in self._slots:
+            if not slot.off:
+                slot.probe.register(registry)
+        self._spent, self._lasted = registry.part("monitor.spent", "max"), registry.part("monitor.step", "max")
+        registry.add("perf/monitor_overhead", (self._spent, self._lasted), ratio, probe=_OWN)
+        registry.freeze()
+        self._registry, self._frame = registry, Frame(registry)
+
+    def _listen(self) -> None:
+        for kind in Event.__args__:
+            method = "on_" + re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower()
+            found = [(slot, getattr(slot.probe, method)) for slot in self._slots if hasattr(slot.probe, method)]
+            if found:
+                self._listeners[kind] = found
+
+    # -- failures ---------------------------------------------------------------------------------------------------
+
+    def _failed(self, slot: _Slot, error: Exception) -> None:
+        slot.failures += 1
+        _logger.debug("probe %s failed", slot.probe.name, exc_info=error)
+        what = f"{type(error).__name__}: {error}"
+        if slot.failures == 1:
+            self.say("warning", "probe_failed", f"{slot.probe.name}: {what} (training goes on)", step=self.step)
+        if slot.failures >= PATIENCE and not slot.off:
+            slot.off = True
+            text = f"{slot.probe.name} is switched off after {PATIENCE} failures; the last: {what}"
+            self.say("error", "probe_off", text, step=self.step, data={"probe": slot.probe.name})
+
+    def _internal_error(self, error: Exception) -> None:
+        _logger.warning("trainmon failed at step %d (training goes on): %s", self.step, error, exc_info=error)
+
+
+def _build_probes(config: TrainMonitorConfig) -> list[_Slot]:
+    slots: list[_Slot] = []
+
+    def add(probe: Probe, section: str, *, always: bool = False) -> None:
+        cadence = config.cadence(section)
+        window = cadence.window
+        schedule = Schedule(
+            cadence.every,
+            start=window.start,
+            stop=window.stop,
+            interval=window.interval,
+            count=window.count,
+        )
+        slots.append(_Slot(probe, schedule, always))
+
+    if config.loss is not None:
+        add(LossProbe(whole=config.loss.global_, micro=config.loss.micro), "loss")
+    if config.gradients is not None:
+        gradients = config.gradients
+        add(
+            GradientsProbe(
+                config.selection("gradients"),
+                norm=gradients.norm,
+                per_parameter=gradients.per_parameter,
+                nonfinite=gradients.nonfinite,
+                clipped=gradients.clipped,
+            ),
+            "gradients",
+        )
+    if slots:
+        # The learning rate explains loss and gradients: it is shown when either is.
+        first = slots[0].schedule
+        slots.append(
+            _Slot(
+                OptimProbe(),
+                Schedule(
+                    first.every, start=first.start, stop=first.stop, interval=first.interval, count=first.count
+                ),
+            )
+        )
+    if config.throughput is not None:
+        # Totals must count every step, published or not.
+        add(ThroughputProbe(), "throughput", always=True)
+    if config.timing is not None:
+        add(TimingProbe(), "timing", always=True)
+    return slots
+
+
+def _how_it_ended(event: ExceptionRaised) -> tuple[str, str]:
+    if isinstance(event.exception, KeyboardInterrupt):
+        return "interrupted", "Ctrl-C"
+    return "failed", f"{type(event.exception).__name__}: {event.exception}"
