@@ -1,0 +1,81 @@
+"""Watches the outcomes of a test session, so that the matrix can't name a test that does not exist or did not pass.
+
+Registered as a plugin by ``conftest.py`` here. The tests of this directory are moved behind all others. With
+``TRAINMON_FULL_SUITE=1`` every named test must have passed in this very session: one that was skipped, failed,
+expected to fail or left out proves nothing. Without it only the existence of the tests is checked, by reading their
+source, since a partial run collects a part only.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+__all__ = ["FULL_SUITE", "SessionOutcomes", "missing_tests"]
+
+FULL_SUITE = "TRAINMON_FULL_SUITE"
+
+
+class SessionOutcomes:
+    """What became of each test of this session, by node id: ``passed`` or the reason why it does not count."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._outcomes: dict[str, str] = {}
+
+    @property
+    def full(self) -> bool:
+        """Whether this run claims to be the whole suite."""
+        return os.environ.get(FULL_SUITE) == "1"
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items.sort(key=lambda item: self._directory in item.path.parents)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        outcome: str = report.outcome
+        if hasattr(report, "wasxfail"):
+            outcome = "expected to fail"
+        elif outcome == "failed" and report.when != "call":
+            outcome = f"failed in {report.when}"
+        if self._outcomes.get(report.nodeid, "passed") == "passed":
+            # A test passed only if set-up and tear-down passed, too; the first fault of the three is kept.
+            self._outcomes[report.nodeid] = outcome
+
+    def unproven(self, tests: Iterable[str]) -> list[str]:
+        """``id: why`` for each of the test ids that did not pass, with all its parameter sets, in this session."""
+        faults = []
+        for test in tests:
+            runs = {
+                id_: out for id_, out in self._outcomes.items() if id_ == test or id_.startswith(test + "[")
+            }
+            if not runs:
+                faults.append(f"{test}: did not run in this session")
+            faults += [f"{id_}: {out}" for id_, out in runs.items() if out != "passed"]
+        return faults
+
+
+def missing_tests(tests: Iterable[str], root: Path) -> list[str]:
+    """``id: why`` for each test id whose file, class or function is not in the source below ``root``.
+
+    Parameters in brackets are not looked at. A test has to be defined where its id says, not inherited.
+    """
+    faults = []
+    for test in tests:
+        file, *names = test.partition("[")[0].split("::")
+        path = root / file
+        if not path.is_file():
+            faults.append(f"{test}: no file {file}")
+            continue
+        body: list[ast.stmt] = ast.parse(path.read_text(encoding="utf-8"), file).body
+        for name in names:
+            found = [node for node in body if getattr(node, "name", None) == name]
+            if not found:
+                faults.append(f"{test}: no {name} in {file}")
+                break
+            body = getattr(found[0], "body", [])
+    return faults
