@@ -129,7 +129,9 @@ class Registry:
         known = self.parts.get(name)
         if known is not None:
             if (known.reduce, known.size) != (reduce, size):
-                raise ValueError(f"part {name!r} is already a {known.reduce} of {known.size}, not {reduce} of {size}")
+                raise ValueError(
+                    f"part {name!r} is already a {known.reduce} of {known.size}, not {reduce} of {size}"
+                )
             return known
         if self._frozen:
             raise ValueError(f"part {name!r} comes after the layout was fixed")

@@ -124,6 +124,7 @@ class TrainMonitor:
         self._register()
         units = {series.name: series.spec.unit for series in self._registry.series.values()}
         self._run = Run(self.config, event, units, event.host)
+        self._summary.directory = self._run.info.directory
         self._listen()
         closer = weakref.WeakMethod(self.close)
         self._at_exit = lambda: (bound := closer()) and bound(status="unfinished", reason="the program ended")
@@ -306,7 +307,10 @@ class TrainMonitor:
         for slot in self._slots:
             if not slot.off:
                 slot.probe.register(registry)
-        self._spent, self._lasted = registry.part("monitor.spent", "max"), registry.part("monitor.step", "max")
+        self._spent, self._lasted = (
+            registry.part("monitor.spent", "max"),
+            registry.part("monitor.step", "max"),
+        )
         registry.add("perf/monitor_overhead", (self._spent, self._lasted), ratio, probe=_OWN)
         registry.freeze()
         self._registry, self._frame = registry, Frame(registry)
@@ -314,7 +318,9 @@ class TrainMonitor:
     def _listen(self) -> None:
         for kind in Event.__args__:
             method = "on_" + re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower()
-            found = [(slot, getattr(slot.probe, method)) for slot in self._slots if hasattr(slot.probe, method)]
+            found = [
+                (slot, getattr(slot.probe, method)) for slot in self._slots if hasattr(slot.probe, method)
+            ]
             if found:
                 self._listeners[kind] = found
 
@@ -325,7 +331,9 @@ class TrainMonitor:
         _logger.debug("probe %s failed", slot.probe.name, exc_info=error)
         what = f"{type(error).__name__}: {error}"
         if slot.failures == 1:
-            self.say("warning", "probe_failed", f"{slot.probe.name}: {what} (training goes on)", step=self.step)
+            self.say(
+                "warning", "probe_failed", f"{slot.probe.name}: {what} (training goes on)", step=self.step
+            )
         if slot.failures >= PATIENCE and not slot.off:
             slot.off = True
             text = f"{slot.probe.name} is switched off after {PATIENCE} failures; the last: {what}"
@@ -371,7 +379,11 @@ def _build_probes(config: TrainMonitorConfig) -> list[_Slot]:
             _Slot(
                 OptimProbe(),
                 Schedule(
-                    first.every, start=first.start, stop=first.stop, interval=first.interval, count=first.count
+                    first.every,
+                    start=first.start,
+                    stop=first.stop,
+                    interval=first.interval,
+                    count=first.count,
                 ),
             )
         )

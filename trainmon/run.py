@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from trainmon.config import ConfigError, TrainMonitorConfig
+from trainmon.config import ConfigError, Place, Problem, TrainMonitorConfig
 from trainmon.events import TrainBegin
 from trainmon.sinks.base import Message, RunInfo, Sink
 from trainmon.sinks.csv import CsvSink
@@ -40,7 +40,9 @@ class Run:
         ConfigError: a sink needs a package that is not installed.
     """
 
-    def __init__(self, config: TrainMonitorConfig, begin: TrainBegin, units: Mapping[str, str], host: str) -> None:
+    def __init__(
+        self, config: TrainMonitorConfig, begin: TrainBegin, units: Mapping[str, str], host: str
+    ) -> None:
         sinks = self._sinks(config)
         rank = begin.layout.rank
         writes = rank == 0 or config.ranks == "all" or (config.ranks is not None and rank in config.ranks)
@@ -130,7 +132,7 @@ class Run:
                     )
                 )
             except ImportError as error:
-                raise ConfigError([f"sinks.tensorboard: {error}"]) from error
+                raise ConfigError([Problem(Place(), "sinks.tensorboard", str(error))]) from error
         return sinks
 
     def say(

@@ -106,7 +106,7 @@ class Summary:
         return rows
 
     def print(self) -> None:
-        """Prints the table and the files on standard output; every name literally, no colours off a terminal."""
+        """Prints the table and the files on standard output, every name literally."""
         from rich.console import Console
         from rich.table import Table
         from rich.text import Text
@@ -123,4 +123,5 @@ class Summary:
             return
         console.print(Text(f"Files in {self.directory}:"))
         for path in sorted(path for path in self.directory.rglob("*") if path.is_file()):
-            console.print(Text(f"  {path.relative_to(self.directory)}  {path.stat().st_size:,} bytes"), soft_wrap=True)
+            name, size = path.relative_to(self.directory), path.stat().st_size
+            console.print(Text(f"  {name}  {size:,} bytes"), soft_wrap=True)

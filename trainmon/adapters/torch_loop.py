@@ -124,7 +124,9 @@ class _ParameterList:
         self._relist()
 
     def _relist(self) -> None:
-        named = {id(p): (plain_name(name), p) for name, p in self._model.named_parameters() if p.requires_grad}
+        named = {
+            id(p): (plain_name(name), p) for name, p in self._model.named_parameters() if p.requires_grad
+        }
         for index, group in enumerate(self._optimizer.param_groups):
             for position, parameter in enumerate(group["params"]):
                 named.setdefault(id(parameter), (f"optimizer.{index}.{position}", parameter))

@@ -94,7 +94,7 @@ class TorchBackend:
         if self.float64:
             norms = torch._foreach_norm(list(tensors), 2, dtype=torch.float64)
             return torch.stack([self._number(norm) for norm in norms]), np.square
-        chunks = [list(tensor.reshape(-1).split(_CHUNK)) for tensor in tensors]
+        chunks = [list(torch.split(tensor.reshape(-1), _CHUNK)) for tensor in tensors]
         norms = torch._foreach_norm([chunk for pieces in chunks for chunk in pieces], 2, dtype=torch.float32)
         starts = np.cumsum([0, *(len(pieces) for pieces in chunks[:-1])])
         return torch.stack([self._number(x) for x in norms]), lambda v: np.add.reduceat(np.square(v), starts)

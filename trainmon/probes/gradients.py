@@ -44,7 +44,9 @@ class GradientsProbe:
 
     name = "gradients"
 
-    def __init__(self, selected: Any, *, norm: bool, per_parameter: bool, nonfinite: bool, clipped: bool) -> None:
+    def __init__(
+        self, selected: Any, *, norm: bool, per_parameter: bool, nonfinite: bool, clipped: bool
+    ) -> None:
         self.stale = False
         self._selected = selected
         self._norm, self._per_parameter = norm, per_parameter
@@ -72,13 +74,18 @@ class GradientsProbe:
     def register(self, registry: Registry) -> None:
         self.stale = False
         square, scale = registry.part("grad.sumsq", "sum"), registry.part("grad.scale", "max")
-        after, coefficient = registry.part("grad.sumsq_clipped", "sum"), registry.part("grad.clip_coef", "max")
+        after, coefficient = (
+            registry.part("grad.sumsq_clipped", "sum"),
+            registry.part("grad.clip_coef", "max"),
+        )
         self._parts = square, scale, after, coefficient
         if self._norm:
             registry.add("grad/norm", (square, scale), _root_of_scaled, probe=self.name)
             registry.add("grad/norm_clipped", (after,), root, probe=self.name)
             registry.add("grad/clip_coef", (coefficient,), identity, probe=self.name)
-        self._counts = tuple(registry.part(f"grad.{kind}", "sum") for kind in ("n_nan", "n_posinf", "n_neginf"))
+        self._counts = tuple(
+            registry.part(f"grad.{kind}", "sum") for kind in ("n_nan", "n_posinf", "n_neginf")
+        )
         self._any = registry.part("grad.any", "max")
         if self._nonfinite:
             registry.add("grad/nonfinite", self._counts, _total, probe=self.name)
@@ -130,7 +137,9 @@ class GradientsProbe:
                     if reported > 0 and math.isfinite(square):
                         # Clipping scaled every gradient alike, so each one's own norm grows back alike.
                         self._write_table(
-                            frame, ready.gradients.names, table[:, 0] * (reported * reported / max(square, 5e-324))
+                            frame,
+                            ready.gradients.names,
+                            table[:, 0] * (reported * reported / max(square, 5e-324)),
                         )
             self._write_clipping(frame, square_after, ready.clip_norm)
             self._write_nonfinite(frame, event.step, ready, table)

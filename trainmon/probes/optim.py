@@ -13,8 +13,8 @@ __all__ = ["OptimProbe"]
 
 
 class OptimProbe:
-    """Publishes ``optim/lr`` (the largest of the groups), ``optim/lr/<group>`` with several groups, ``optim/loss_scale``
-    and ``optim/overflow``.
+    """Publishes ``optim/lr`` (the largest of the groups), ``optim/lr/<group>`` with several groups, and, where
+    a loss scaler is at work, ``optim/loss_scale`` and ``optim/overflow``.
 
     The rate is the one that the update of this step used: it is read when gradients are ready or when the optimizer
     steps, before a scheduler moves on.
@@ -27,6 +27,7 @@ class OptimProbe:
         self._groups: tuple[str, ...] = ()
         self._rates: Mapping[str, Any] | None = None
         self._scale: Any = None
+        self._scaled = False
 
     def begin(self, context: ProbeContext) -> None:
         self._context = context
@@ -44,9 +45,10 @@ class OptimProbe:
                 "optim/lr/<group>", (self._lr_groups,), identity, probe=self.name, subjects=self._groups
             )
         self._loss_scale = registry.part("optim.loss_scale", "max")
-        registry.add("optim/loss_scale", (self._loss_scale,), identity, probe=self.name)
         self._overflow = registry.part("optim.overflow", "max")
-        registry.add("optim/overflow", (self._overflow,), identity, probe=self.name)
+        if self._scaled:
+            registry.add("optim/loss_scale", (self._loss_scale,), identity, probe=self.name)
+            registry.add("optim/overflow", (self._overflow,), identity, probe=self.name)
 
     def on_step_begin(self, event: StepBegin) -> None:
         self._rates, self._scale = None, None
@@ -63,6 +65,8 @@ class OptimProbe:
             self._groups = tuple(rates)
             self.stale = True
         scalar = self._context.backend.scalar
+        if not self._scaled and (self._scale is not None or event.overflow is not None):
+            self._scaled = self.stale = True
         scale = event.loss_scale if event.loss_scale is not None else self._scale
         values = [scalar(rate) for rate in (rates or {}).values()]
         extra = [None if value is None else scalar(value) for value in (scale, event.overflow)]
