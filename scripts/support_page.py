@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Writes docs/support.md from tests/acceptance/matrix.yaml: what is proven on which host, and why the rest is not.
+"""Writes docs/support.md from tests/acceptance/matrix.yaml: what is proven on which host, why the rest is not.
 
-``support_page.py`` writes the page; ``support_page.py --check`` only says whether it is up to date (exit status 1 if
-not). Needs PyYAML.
+``support_page.py`` writes the page; ``support_page.py --check`` only says whether it is up to date (exit status
+1 if not). Needs PyYAML.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tests.acceptance.matrix import Cell, Matrix, Section, load
+from tests.acceptance.matrix import Cell, Matrix, Section, load  # noqa: E402  (needs the path above)
 
 PAGE = ROOT / "docs" / "support.md"
 
 _INTRODUCTION = """\
 # What is supported, and what proves it
 
-<!-- Written by scripts/support_page.py from tests/acceptance/matrix.yaml. Change the matrix, not this page. -->
+<!-- Written by scripts/support_page.py from tests/acceptance/matrix.yaml: change that, not this page. -->
 
-How to read this page: **proven** means that named tests of the real thing passed in the run of the whole suite (they
-are listed at the end), **partial** that they passed but what the footnote names is still missing, *missing* that
-nothing is claimed, for the reason in the footnote. A dash stands where a capability does not concern a host. What the
-core can do is not counted for a host until a test has run on that host.
+How to read this page: **proven** means that named tests of the real thing have to pass in each run of the
+whole suite (they are listed at the end), **partial** the same, but what the footnote names is still missing,
+*missing* that nothing is claimed, for the reason in the footnote. A dash stands where a capability does not
+concern a host. What the core can do is not counted for a host until a test has run on that host.
 """
 
 

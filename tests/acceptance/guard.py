@@ -1,9 +1,9 @@
-"""Watches the outcomes of a test session, so that the matrix can't name a test that does not exist or did not pass.
+"""Watches the outcomes of a session, so that the matrix can't name a test that does not exist or did not pass.
 
-Registered as a plugin by ``conftest.py`` here. The tests of this directory are moved behind all others. With
-``TRAINMON_FULL_SUITE=1`` every named test must have passed in this very session: one that was skipped, failed,
-expected to fail or left out proves nothing. Without it only the existence of the tests is checked, by reading their
-source, since a partial run collects a part only.
+Registered as a plugin by ``conftest.py`` here. The tests of this directory are moved behind all others.
+With ``TRAINMON_FULL_SUITE=1`` every named test must have passed in this very session: one that was skipped,
+failed, expected to fail or left out proves nothing. Without it only the existence of the tests is checked, by
+reading their source, since a partial run collects a part only.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FULL_SUITE = "TRAINMON_FULL_SUITE"
 
 
 class SessionOutcomes:
-    """What became of each test of this session, by node id: ``passed`` or the reason why it does not count."""
+    """What became of each test of this session, by node id: ``passed`` or why it does not count."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -47,7 +47,7 @@ class SessionOutcomes:
             self._outcomes[report.nodeid] = outcome
 
     def unproven(self, tests: Iterable[str]) -> list[str]:
-        """``id: why`` for each of the test ids that did not pass, with all its parameter sets, in this session."""
+        """``id: why`` for each test id that did not pass, with all its parameter sets, in this session."""
         faults = []
         for test in tests:
             runs = {

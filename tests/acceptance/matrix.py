@@ -1,7 +1,7 @@
-"""Reads and checks the acceptance matrix: capabilities of the source documents, and what proves each on each host.
+"""Reads and checks the acceptance matrix: capabilities of the source documents, and what proves them where.
 
-Knows nothing of pytest and nothing of trainmon, so that the support page can be made in a bare checkout. The head of
-``matrix.yaml`` describes the file.
+Knows nothing of pytest and nothing of trainmon, so that the support page can be made in a bare checkout. The
+head of ``matrix.yaml`` describes the file.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class MatrixError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What is known of one capability on one host: tests that prove it, keys of the reasons why not, or both."""
+    """What is known of a capability on a host: tests that prove it, keys of the reasons why not, or both."""
 
     tests: tuple[str, ...]
     reasons: tuple[str, ...]
@@ -68,7 +68,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """The whole file: names of documents, hosts and reasons by key, and the sections in the order of the documents."""
+    """The whole file: texts of documents, hosts and reasons by key, and the sections in their order."""
 
     documents: dict[str, str]
     hosts: dict[str, str]
@@ -197,8 +197,8 @@ def load(path: Path = MATRIX) -> Matrix:
     """The checked matrix.
 
     Raises:
-        MatrixError: naming all faults: wrong types, unknown or repeated keys, ids, hosts and reasons, cells with
-            neither test nor reason, reasons that no cell uses.
+        MatrixError: naming all faults: wrong types, unknown or repeated keys, ids, hosts and reasons, cells
+            with neither test nor reason, reasons that no cell uses.
     """
     data = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     if not isinstance(data, dict) or not isinstance(data.get("sections"), list):

@@ -23,11 +23,12 @@ sections:
     title: Section
     source_title: Section
     rows:
-      - {{id: named, source: 000/1 Named, source_title: x, title: x, meaning: x, hosts: {{pytorch: {{tests: {tests}}}}}}}
+      - {{id: named, source: 000/1 Named, source_title: x, title: x, meaning: x,
+          hosts: {{pytorch: {{tests: {tests}}}}}}}
       - {{id: later, source: 000/1 Later, source_title: x, title: x, meaning: x, hosts: {{pytorch: later}}}}
 """
 
-# The suite of the small project lies behind the directory "acceptance" in the alphabet: order is part of the proof.
+# Its file lies behind the directory "acceptance" in the alphabet: that order is part of the proof.
 _SUITE = """
 import pytest
 
@@ -65,7 +66,7 @@ def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytes
     for name in ("conftest.py", "guard.py", "matrix.py", "test_named_tests.py"):
         shutil.copy(_HERE / name, acceptance / name)
     (pytester.path / "tests" / "test_suite.py").write_text(_SUITE)
-    # The same layout as the real one: modules of tests are found from the root, each run in a process of its own.
+    # The same layout as the real one: test modules are found from the root.
     pytester.makeini("[pytest]\naddopts = --import-mode=importlib -p no:cacheprovider\npythonpath = .\n")
     return pytester
 

@@ -1,4 +1,4 @@
-"""The matrix is well-formed, has every row of the source documents, knows only real series, and its page is current."""
+"""The matrix has every row of the source documents and names real series only; its page is current."""
 
 from __future__ import annotations
 
@@ -114,7 +114,8 @@ sections:
     rows:
       - {id: one, source: 000/1 One, source_title: x, title: x, meaning: x, hosts: {HOSTS}}
       - {id: two, source: 000/1 Two, source_title: x, title: x, meaning: x, hosts: {pytorch: later}}
-      - {id: six, source: 000/1 Six, source_title: x, title: x, meaning: x, hosts: {pytorch: {tests: [tests/b.py::test_b]}}}
+      - {id: six, source: 000/1 Six, source_title: x, title: x, meaning: x,
+         hosts: {pytorch: {tests: [tests/b.py::test_b]}}}
 """
 
 
