@@ -72,8 +72,13 @@ class Series:
 
     @property
     def listed(self) -> bool:
-        """Whether this is a per-tensor table rather than a few scalars."""
-        return self.subjects is not None and self.spec.scope in ("tensor", "local")
+        """Whether this is a table (values of single tensors, of micro-batches) rather than a few scalars."""
+        return self.subjects is not None and (self.numbered or self.spec.scope in ("tensor", "local"))
+
+    @property
+    def numbered(self) -> bool:
+        """Whether the subjects number the values of a name that has no subject of its own."""
+        return self.subjects is not None and self.spec.subject is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,13 +159,14 @@ class Registry:
             parts: the parts that ``derive`` takes, in order.
             derive: see :data:`Derive`.
             probe: the configuration section it belongs to.
-            subjects: one per value for a name with ``<...>``; None otherwise.
+            subjects: one per value for a name with ``<...>``; for another name its values are numbered by them
+                (micro-batches) and shown as a table up to the last one that is known.
         """
         spec = catalogue().get(name)
         if spec is None:
             raise ValueError(f"{name!r} is not in the catalogue of series")
-        if (spec.subject is None) != (subjects is None):
-            raise ValueError(f"{name!r}: subjects are {'needed' if subjects is None else 'not possible'}")
+        if spec.subject is not None and subjects is None:
+            raise ValueError(f"{name!r}: a subject for each value is needed")
         if name in self.series or self._frozen:
             raise ValueError(f"{name!r} is registered twice or after the layout was fixed")
         series = Series(spec, tuple(parts), derive, None if subjects is None else tuple(subjects), probe)
@@ -255,8 +261,12 @@ class Frame:
             if series.subjects is None:
                 scalars[series.name] = float(values[0]) if valid[0] else None
             elif series.listed:
+                end = len(series.subjects)
+                if series.numbered:
+                    end = int(np.flatnonzero(valid)[-1]) + 1 if valid.any() else 0
+                names = series.subjects[:end]
                 tables.append(
-                    Table(series.name, series.probe, series.spec.unit, series.subjects, values, valid)
+                    Table(series.name, series.probe, series.spec.unit, names, values[:end], valid[:end])
                 )
             else:
                 for subject, value, known in zip(series.subjects, values, valid, strict=True):

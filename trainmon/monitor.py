@@ -202,7 +202,7 @@ class TrainMonitor:
             switched_off = [slot.probe.name for slot in self._slots if slot.off]
             self._run.end(
                 status,
-                last_step=self.step,
+                last_step=self._summary.last_step or self._begin_event.resumed_step,
                 reason=reason,
                 counters={
                     "steps": self._summary.steps,
