@@ -82,8 +82,8 @@ class Run:
             self.say(
                 "error",
                 "output_unwritable",
-                f"output_dir {config.output_dir!r} can't be written ({problem.strerror or problem}): training goes on, but "
-                "this run leaves no files; give a directory that this user may write",
+                f"output_dir {config.output_dir!r} can't be written ({problem.strerror or problem}): training goes on, "
+                "but this run leaves no files; give a directory that this user may write",
                 step=begin.resumed_step,
             )
 

@@ -5,8 +5,9 @@
 #include "tm_status.h"
 #include "tm_view.h"
 
-#define TM_SCRATCH_BYTES 16384 /* one third of a small L1, and a multiple of TM_LANES elements of any size   \
-                                */
+#define TM_SCRATCH_BYTES                                                                                     \
+    16384 /* one third of a small L1, and a multiple of TM_LANES elements of any size                        \
+           */
 
 typedef struct tm_layout {
     const char *data;

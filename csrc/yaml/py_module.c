@@ -109,7 +109,7 @@ static void destroy(void *module) {
 }
 
 static PyModuleDef_Slot slots[] = {
-    {Py_mod_exec, (void *)execute},
+    {Py_mod_exec, (void *)(uintptr_t)execute},
 #if PY_VERSION_HEX >= 0x030C0000
     {Py_mod_multiple_interpreters, Py_MOD_PER_INTERPRETER_GIL_SUPPORTED},
 #endif

@@ -4,6 +4,7 @@
 #include "text.h"
 
 #include <stdarg.h>
+#include <string.h>
 
 #define MAX_PROBLEMS 100
 
@@ -105,4 +106,25 @@ int config_check_text(config_problems *p, const unsigned char *text, size_t leng
         p, config_complain(p, flaw.line, flaw.column,
                            "the control character U+%04x is not allowed; in double quotes write \\u%04x",
                            flaw.value, flaw.value));
+}
+
+/* What usually causes libyaml's commonest messages. */
+static const struct {
+    const char *problem;
+    const char *advice;
+} advices[] = {
+    {"found character that cannot start any token",
+     "; indent with spaces, not tabs, and quote a text that begins with @, ` or %"},
+    {"mapping values are not allowed in this context",
+     "; check the indentation, or quote a text that contains ': '"},
+    {"could not find expected ':'", "; a key without colon, or a text that needs quotes"},
+};
+
+const char *config_advice(const char *problem) {
+    for (size_t i = 0; i < sizeof(advices) / sizeof(advices[0]); i++) {
+        if (strcmp(advices[i].problem, problem) == 0) {
+            return advices[i].advice;
+        }
+    }
+    return "";
 }

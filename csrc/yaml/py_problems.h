@@ -25,4 +25,7 @@ void config_raise(const config_problems *p, const config_state *state, PyObject 
 /* 0 if the bytes (behind a byte order mark) are a text of at most `most` bytes; else as config_stop. */
 int config_check_text(config_problems *p, const unsigned char *text, size_t length, size_t most);
 
+/* What to do about a message of libyaml: text to put behind it, empty if nothing is known. */
+const char *config_advice(const char *problem);
+
 #endif

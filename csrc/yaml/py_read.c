@@ -495,27 +495,6 @@ static int take(reader *r, const yaml_event_t *event) {
     return status < 0 ? -1 : 1;
 }
 
-/* What usually causes libyaml's commonest messages. */
-static const struct {
-    const char *problem;
-    const char *advice;
-} advices[] = {
-    {"found character that cannot start any token",
-     "; indent with spaces, not tabs, and quote a text that begins with @, ` or %"},
-    {"mapping values are not allowed in this context",
-     "; check the indentation, or quote a text that contains ': '"},
-    {"could not find expected ':'", "; a key without colon, or a text that needs quotes"},
-};
-
-static const char *advice_on(const char *problem) {
-    for (size_t i = 0; i < sizeof(advices) / sizeof(advices[0]); i++) {
-        if (strcmp(advices[i].problem, problem) == 0) {
-            return advices[i].advice;
-        }
-    }
-    return "";
-}
-
 /* Notes what libyaml found wrong; always -1. */
 static int parser_failed(reader *r, const yaml_parser_t *parser) {
     if (parser->error == YAML_MEMORY_ERROR) {
@@ -523,7 +502,7 @@ static int parser_failed(reader *r, const yaml_parser_t *parser) {
         return -1;
     }
     const char *problem = parser->problem == NULL ? "not YAML" : parser->problem;
-    const char *advice = advice_on(problem);
+    const char *advice = config_advice(problem);
     yaml_mark_t mark = parser->problem_mark;
     if (parser->context == NULL) {
         return config_stop(&r->problems, config_complain(&r->problems, AT(mark), "%s%s", problem, advice));

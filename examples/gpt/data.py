@@ -1,8 +1,8 @@
 """Bytes of real English text: the language reference that every CPython carries as `pydoc_data.topics`.
 
-A topic is a document. A window is cut from one document and may be shorter than the context at the document's end;
-the rest of its row is filled up and not counted in the loss. So token counts differ from one micro-batch to the next,
-as they do with real data.
+A topic is a document. A window is cut from one document and may be shorter than the context at its end;
+the rest of the row is filled up and not counted in the loss. So token counts differ from one micro-batch
+to the next, as they do with real data.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class DataConfig:
-    """`held_out`: share of the bytes kept for evaluation, in whole documents. `seed`: of the order of windows."""
+    """`held_out`: share of the bytes kept for evaluation, in whole documents. `seed`: order of windows."""
 
     held_out: float = 0.1
     seed: int = 1
@@ -34,7 +34,7 @@ class Batch:
 
 
 def documents() -> list[bytes]:
-    """All topics, each paragraph once: topics quote one another, which would leak training text into evaluation."""
+    """All topics, each paragraph once: they quote one another, and evaluation must not see training text."""
     seen: set[str] = set()
     texts = []
     for topic in topics.values():

@@ -31,7 +31,7 @@ SAMPLE_BYTES = 240
 
 
 class SettingsError(ValueError):
-    """The YAML can't be used by this program. The text names key and reason, `place` is `:line:column` if known."""
+    """The YAML can't be used by this program. Names key and reason; `place` is `:line:column` or empty."""
 
     def __init__(self, text: str, place: str = "") -> None:
         super().__init__(text)
@@ -42,9 +42,10 @@ class SettingsError(ValueError):
 class TrainConfig:
     """How to train. A step is `accumulation` micro-batches of `batch` windows.
 
-    The learning rate rises linearly to `lr` over `warmup` steps, then follows a cosine down to `min_lr`. `clip` bounds
-    the global gradient norm. `dtype` is that of the matrix products: float32 or bfloat16 (weights stay float32).
-    `threads` is the number of torch threads; null leaves torch's own choice.
+    The learning rate rises linearly to `lr` over `warmup` steps, then follows a cosine down to `min_lr`.
+    `clip` is the bound of the global gradient norm. `dtype` is that of the matrix products: float32 or
+    bfloat16 (weights stay float32). `threads` is the number of torch threads; null leaves torch's own
+    choice.
     """
 
     steps: int = 150
@@ -239,13 +240,19 @@ def train(training: Training, monitor: str | None) -> int:
                     training.step(mon)
         finally:  # after Ctrl-C, too
             mon.print_summary()
-    loss = training.held_out_loss()
-    print(
-        f"held-out loss {loss:.3f} nat/byte ({loss / math.log(2):.2f} bit/byte; untrained {math.log(256):.2f} nat)"
-    )
-    sample = training.model.generate(PROMPT, SAMPLE_BYTES, seed=training.config.seed)
-    print(f"sample: {sample.decode(errors='replace')!r}")
+    show_results(training)
     return 0
+
+
+def show_results(training: Training) -> None:
+    """Prints the loss on the text that was held out, and what the model writes."""
+    loss = training.held_out_loss()
+    bits, untrained = loss / math.log(2), math.log(256)
+    print(f"held-out loss: {loss:.3f} nat/byte, {bits:.2f} bit/byte (untrained: {untrained:.3f} nat)")
+    sample = training.model.generate(PROMPT, SAMPLE_BYTES, seed=training.config.seed).decode(errors="replace")
+    print("sample:")
+    for line in sample.splitlines():
+        print("  " + "".join(character if character.isprintable() else "?" for character in line))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -211,8 +211,8 @@ class GradientsProbe:
             self._context.say(
                 "info",
                 "gradients_clipped_only",
-                "gradients were first seen at optimizer.step(), after any clipping: call grads_ready() after backward, or "
-                "give grad_norm= to step_end(), for norms before clipping",
+                "gradients were first seen at optimizer.step(), after any clipping: call grads_ready() after "
+                "backward, or give grad_norm= to step_end(), for norms before clipping",
                 step=step,
             )
         new = [name for name in ready.gradients.names if name not in self._index and name in self._selected]

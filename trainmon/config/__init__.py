@@ -1,0 +1,47 @@
+"""The configuration of trainmon: one schema, three doors, errors that name file, line, column and key.
+
+`load_config` is the way in. docs/config.md lists every key; it is written by `python -m trainmon.config`.
+"""
+
+from .bind import bind
+from .errors import ConfigError, Place, Problem
+from .fields import key, section
+from .load import load_config
+from .schema import (
+    Cadence,
+    CsvSink,
+    GradientsConfig,
+    JsonlSink,
+    LogSink,
+    LossConfig,
+    Selection,
+    SinksConfig,
+    TensorBoardSink,
+    ThroughputConfig,
+    TimingConfig,
+    TrainMonitorConfig,
+    Window,
+)
+
+__all__ = [
+    "Cadence",
+    "ConfigError",
+    "CsvSink",
+    "GradientsConfig",
+    "JsonlSink",
+    "LogSink",
+    "LossConfig",
+    "Place",
+    "Problem",
+    "Selection",
+    "SinksConfig",
+    "TensorBoardSink",
+    "ThroughputConfig",
+    "TimingConfig",
+    "TrainMonitorConfig",
+    "Window",
+    "bind",
+    "key",
+    "load_config",
+    "section",
+]

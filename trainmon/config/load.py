@@ -1,0 +1,187 @@
+"""The three doors: the mapping of a host's callback entry, the file named by its `config:` key, keyword arguments.
+
+Inline beats the file, keywords beat both. A text is read by the extension; nothing else here loads it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, NoReturn
+
+from .bind import bind
+from .errors import ConfigError, Place, Problem
+from .schema import TrainMonitorConfig
+from .tree import Value, from_node, from_python, join
+from .words import nearest
+
+__all__ = ["load_config"]
+
+_TYPE = "TrainMonitor"
+# Keys of an entry under `callbacks:` that are the host's: MindFormers' way to register a class of another package.
+_HOST_KEYS = ("auto_register",)
+
+Source = str | os.PathLike[str] | Mapping[str, Any] | TrainMonitorConfig | None
+
+
+def load_config(source: Source = None, /, **overrides: Any) -> TrainMonitorConfig:
+    """The configuration of a TrainMonitor.
+
+    Args:
+        source: the path of a YAML or JSON file, a mapping, a configuration, or None for the defaults. In a file
+            or mapping, the entry `type: TrainMonitor` under `callbacks:` is the configuration; else what stands
+            under `trainmon:`; else the whole. It may name another file by `config:`, relative to its own.
+        **overrides: top-level keys; a mapping is joined key by key with the section of that name.
+
+    Raises:
+        ConfigError: with every problem, each with its place and what to do.
+    """
+    if isinstance(source, TrainMonitorConfig) and not overrides:
+        return source
+    if source is None:
+        inline = Value({})
+    elif isinstance(source, TrainMonitorConfig):
+        inline = from_python(source)
+    elif isinstance(source, str | os.PathLike):
+        inline = _locate(_read(os.fspath(source), Value(None)))
+    elif isinstance(source, Mapping):
+        # Of a host's whole configuration only these may be ours; the rest can hold objects of any kind.
+        ours = {key: source[key] for key in ("callbacks", "trainmon") if key in source}
+        inline = _locate(from_python(ours or source))
+    else:
+        _stop(Value(None), f"expected a path or a mapping, found {Value(source).found()}")
+    code = from_python(overrides)
+    named = _named_file(inline, code)
+    layers = [_without(inline, "config"), _without(code, "config")]
+    return bind(TrainMonitorConfig, *([] if named is None else [named]), *layers)
+
+
+def _stop(value: Value, message: str) -> NoReturn:
+    raise ConfigError([Problem(value.place, value.path, message)])
+
+
+# ---- which part of a host's file is ours ----
+
+
+def _locate(root: Value) -> Value:
+    """The mapping that configures the monitor; its `type` is checked and gone."""
+    if root.data is None:
+        _stop(root, "holds no configuration; write {} for all defaults")
+    if not isinstance(root.data, dict):
+        _stop(root, f"expected a mapping, found {root.found()}")
+    entries = _entries(root)
+    section = root.child("trainmon") if "trainmon" in root.data else None
+    if len(entries) > 1:
+        first = entries[0].place.line
+        also = f" (the first is in line {first})" if first else ""
+        _stop(entries[1], f"a second entry of type {_TYPE}{also}; keep one")
+    if entries and section is not None:
+        _stop(section, f"the entry {entries[0].path} configures the monitor, too; keep one of them")
+    if section is not None:
+        if section.data is None or section.data is True:
+            return replace(section, data={})
+        if not isinstance(section.data, dict):
+            _stop(section, f"expected a mapping, found {section.found()}")
+        return section
+    if entries:
+        return _without(entries[0], "type", *_HOST_KEYS)
+    if "callbacks" in root.data:
+        _stop(root.child("callbacks"), _none_found(root.child("callbacks")))
+    if "type" in root.data and root.child("type").data != _TYPE:
+        _stop(root.child("type"), f"expected {_TYPE!r}, found {root.child('type').found()}")
+    return _without(root, "type")
+
+
+def _entries(root: Value) -> list[Value]:
+    assert isinstance(root.data, dict)
+    callbacks = root.data.get("callbacks")
+    if callbacks is None or not isinstance(callbacks.data, list):
+        return []
+    return [entry for entry in callbacks.data if _type_of(entry) == _TYPE]
+
+
+def _type_of(entry: Value) -> object:
+    return entry.child("type").data if isinstance(entry.data, dict) and "type" in entry.data else None
+
+
+def _none_found(callbacks: Value) -> str:
+    if not isinstance(callbacks.data, list):
+        return f"expected a list with an entry of type {_TYPE}, found {callbacks.found()}"
+    types = [name for name in map(_type_of, callbacks.data) if isinstance(name, str)]
+    close = nearest(_TYPE, types)
+    hint = f"; did you mean {_TYPE!r} where {close!r} stands?" if close else f"; add `- type: {_TYPE}`"
+    return f"no entry of type {_TYPE}{hint}"
+
+
+def _without(value: Value, *names: str) -> Value:
+    assert isinstance(value.data, dict)
+    return replace(value, data={key: child for key, child in value.data.items() if key not in names})
+
+
+# ---- files ----
+
+
+def _named_file(inline: Value, code: Value) -> Value | None:
+    """What the file holds that `config:` names, if one is named; a keyword names before the entry does."""
+    assert isinstance(code.data, dict) and isinstance(inline.data, dict)
+    name = code.data.get("config") or inline.data.get("config")
+    if name is None or name.data is None:
+        return None
+    if not isinstance(name.data, str) or not name.data:
+        _stop(name, f"expected the path of a file, found {name.found()}")
+    folder = os.path.dirname(name.place.file) if name.place.file else ""
+    named = _locate(_read(os.path.join(folder, os.path.expanduser(name.data)), name))
+    assert isinstance(named.data, dict)
+    if named.data.get("config") is not None:
+        _stop(
+            named.child("config"), "a file that is named by 'config' can't name another; move its keys here"
+        )
+    return named
+
+
+def _read(path: str | bytes, named: Value) -> Value:
+    """The tree of a file; what is wrong with the file itself is told at the place that names it."""
+    from .. import _config
+
+    file = os.path.expanduser(os.fsdecode(path))
+    try:
+        with open(file, "rb") as stream:
+            text = stream.read(_config.MAX_BYTES + 1)
+    except FileNotFoundError:
+        _stop(named, f"no such file: {file}{_neighbour(file)}")
+    except IsADirectoryError:
+        _stop(named, f"a directory, not a file: {file}")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        _stop(named, f"the file can't be read: {file!r}: {reason}")
+    if file.endswith(".json"):
+        text = _join_surrogates(text)
+    try:
+        return from_node(_config.load(text, file), file)
+    except _config.ParseError as error:
+        problems = [Problem(Place(file, line, column), "", what) for line, column, what in error.problems]
+        raise ConfigError(problems) from None
+
+
+def _neighbour(file: str) -> str:
+    folder, name = os.path.split(file)
+    try:
+        close = nearest(name, os.listdir(folder or "."))
+    except OSError:
+        return ""
+    return f"; did you mean {join('', close)!r}?" if close else ""
+
+
+_SURROGATES = re.compile(rb"(?<!\\)((?:\\\\)*)\\u([dD][89abAB][0-9a-fA-F]{2})\\u([dD][c-fC-F][0-9a-fA-F]{2})")
+
+
+def _join_surrogates(text: bytes) -> bytes:
+    """JSON escapes a character beyond the 16-bit ones as two halves; YAML wants it whole."""
+
+    def whole(match: re.Match[bytes]) -> bytes:
+        high, low = int(match[2], 16), int(match[3], 16)
+        return match[1] + b"\\U%08X" % (0x10000 + ((high & 0x3FF) << 10) + (low & 0x3FF))
+
+    return _SURROGATES.sub(whole, text)

@@ -1,0 +1,234 @@
+"""The schema: one frozen dataclass a section, mirroring the YAML key by key. docs/config.md is generated from it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from .fields import key, plain, section
+
+__all__ = [
+    "Cadence",
+    "CsvSink",
+    "GradientsConfig",
+    "JsonlSink",
+    "LogSink",
+    "LossConfig",
+    "Selection",
+    "SinksConfig",
+    "TensorBoardSink",
+    "ThroughputConfig",
+    "TimingConfig",
+    "TrainMonitorConfig",
+    "Window",
+]
+
+Patterns = tuple[re.Pattern[str], ...]
+
+_INHERIT = "; without it the top-level value holds"
+_STEP_ALIASES = ("step_interval",)  # MindFormers' monitor_config and msProbe, with the same meaning
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The steps that are looked at. Steps count from 1; both ends belong to the window."""
+
+    start: int = key(1, "First step of the window.", minimum=1)
+    stop: int | None = key(None, "Last step of the window, itself included; null: no end.", minimum=1)
+    interval: int = key(1, "Every how many steps, counted from `start`.", minimum=1)
+    count: int | None = key(None, "At most so many steps are looked at; null: no limit.", minimum=1)
+
+    def check(self) -> Iterator[tuple[str, str]]:
+        if self.stop is not None and self.stop < self.start:
+            yield "stop", f"expected an integer of at least start ({self.start}), found {self.stop}"
+
+
+@dataclass(frozen=True, slots=True)
+class Cadence:
+    """When a section fires: at the first step and at multiples of `every`, inside the window."""
+
+    every: int
+    window: Window
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which names a section looks at."""
+
+    target: Patterns | None
+    exclude: Patterns
+    invert: bool
+
+    def __contains__(self, name: str) -> bool:
+        """Whether a name is selected: `target` is searched in it, `invert` turns that round, `exclude` wins."""
+        hit = self.target is None or any(pattern.search(name) for pattern in self.target) != self.invert
+        return hit and not any(pattern.search(name) for pattern in self.exclude)
+
+
+@dataclass(frozen=True, slots=True)
+class LossConfig:
+    """The loss."""
+
+    every: int | None = key(None, f"Every how many steps{_INHERIT}.", minimum=1, aliases=_STEP_ALIASES)
+    window: Window | None = key(None, f"The steps that are looked at{_INHERIT}.")
+    global_: bool = key(True, "The token-weighted loss over all ranks and micro-batches.", name="global")
+    micro: bool = key(False, "The local loss of every micro-batch.")
+
+
+@dataclass(frozen=True, slots=True)
+class GradientsConfig:
+    """Gradients: norms, and a scan for values that are not finite."""
+
+    every: int | None = key(None, f"Every how many steps{_INHERIT}.", minimum=1, aliases=_STEP_ALIASES)
+    window: Window | None = key(None, f"The steps that are looked at{_INHERIT}.")
+    norm: bool = key(True, "The norm of all gradients together, before clipping.")
+    per_parameter: bool = key(False, "The norm of each selected parameter's gradient.")
+    nonfinite: bool = key(True, "Count NaN and infinite values, and name the first.")
+    clipped: bool = key(False, "The norm after clipping, too.")
+    target: Patterns | None = key(
+        None, f"Parameters to look at, by name{_INHERIT}.", single=True, nonempty=True
+    )
+    exclude: Patterns | None = key(None, f"Parameters to leave out, by name{_INHERIT}.", single=True)
+    invert: bool | None = key(None, f"Look at what `target` does not match{_INHERIT}.")
+
+
+@dataclass(frozen=True, slots=True)
+class ThroughputConfig:
+    """Tokens and samples a second."""
+
+    every: int | None = key(None, f"Every how many steps{_INHERIT}.", minimum=1, aliases=_STEP_ALIASES)
+    window: Window | None = key(None, f"The steps that are looked at{_INHERIT}.")
+
+
+@dataclass(frozen=True, slots=True)
+class TimingConfig:
+    """The time of a step."""
+
+    every: int | None = key(None, f"Every how many steps{_INHERIT}.", minimum=1, aliases=_STEP_ALIASES)
+    window: Window | None = key(None, f"The steps that are looked at{_INHERIT}.")
+
+
+@dataclass(frozen=True, slots=True)
+class LogSink:
+    """One line a step for people, and the progress bar."""
+
+    every: int | None = key(None, f"A line every how many steps{_INHERIT}.", minimum=1, aliases=_STEP_ALIASES)
+    progress: Literal["auto"] | bool = key("auto", "A progress bar; auto: if the output is a terminal.")
+    file: bool = key(True, "Write the lines to `log.txt`, too.")
+
+
+@dataclass(frozen=True, slots=True)
+class JsonlSink:
+    """`scalars.jsonl`: one JSON object a step."""
+
+    every: int | None = key(None, f"Every how many steps{_INHERIT}.", minimum=1, aliases=_STEP_ALIASES)
+
+
+@dataclass(frozen=True, slots=True)
+class CsvSink:
+    """`tensors/<probe>_step<A>-<B>.csv`: values of single tensors. No file unless a section asks for them."""
+
+    every: int | None = key(None, f"Every how many steps{_INHERIT}.", minimum=1, aliases=_STEP_ALIASES)
+    steps_per_file: int = key(1000, "A new file after so many steps.", minimum=1)
+    rows_per_file: int = key(1_000_000, "A new file at the next step after so many rows.", minimum=1)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorBoardSink:
+    """TensorBoard event files. Needs the extra `trainmon[tensorboard]`."""
+
+    every: int | None = key(None, f"Every how many steps{_INHERIT}.", minimum=1, aliases=_STEP_ALIASES)
+    worst: int = key(5, "Of per-parameter values, so many of the largest get a tag of their own.", minimum=0)
+
+
+@dataclass(frozen=True, slots=True)
+class SinksConfig:
+    """Where the values go. A list such as `[log, jsonl]` switches on exactly these, with their defaults."""
+
+    log: LogSink | None = section(LogSink(), "Lines and progress bar.")
+    jsonl: JsonlSink | None = section(JsonlSink(), "`scalars.jsonl`.")
+    csv: CsvSink | None = section(CsvSink(), "CSV files of values of single tensors.")
+    tensorboard: TensorBoardSink | None = section(None, "TensorBoard event files.")
+    queue: int = key(1024, "Records that may wait for the writer thread.", minimum=1, maximum=1 << 20)
+    on_full: Literal["drop", "block"] = key(
+        "drop", "When the queue is full: drop records and count them, or make training wait."
+    )
+
+    not_built: ClassVar[tuple[str, ...]] = ("parquet", "prometheus", "blackbox", "bridge")
+    list_form: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, slots=True)
+class TrainMonitorConfig:
+    """What a TrainMonitor does. Nothing is required: the defaults watch loss, gradients, throughput and time."""
+
+    output_dir: str = key("runs", "Directory of all runs; the run gets a directory of its own in it.")
+    run_name: str | None = key(None, "Name of the run; null: made from date and time.")
+    ranks: Literal["all"] | tuple[int, ...] | None = key(
+        None, "Ranks that write files besides rank 0: `all`, or a list.", minimum=0, single=True
+    )
+    every: int = key(1, "Look at every how many steps (and at the first).", minimum=1, aliases=_STEP_ALIASES)
+    window: Window = key(Window(), "The steps that are looked at.")
+    target: Patterns | None = key(
+        None, "Regular expressions searched in names; null: all names.", single=True, nonempty=True
+    )
+    exclude: Patterns = key((), "Regular expressions of names to leave out.", single=True)
+    invert: bool = key(False, "Look at what `target` does not match.")
+    loss: LossConfig | None = section(LossConfig(), "The loss.")
+    gradients: GradientsConfig | None = section(GradientsConfig(), "Gradients.")
+    throughput: ThroughputConfig | None = section(ThroughputConfig(), "Throughput.")
+    timing: TimingConfig | None = section(TimingConfig(), "Times.")
+    sinks: SinksConfig = key(SinksConfig(), "Where the values go.")
+    tag_style: Literal["slash", "megatron", "mindformers"] = key(
+        "slash", "How series are named in TensorBoard: by group, or as another tool names them."
+    )
+
+    not_built: ClassVar[tuple[str, ...]] = (
+        *("weights", "moments", "updates", "spectral", "activations", "attention", "moe", "memory"),
+        *("collectives", "profiler", "health", "checkpoint", "recovery", "overhead"),
+    )
+
+    def cadence(self, name: str) -> Cadence:
+        """When a section (`"gradients"`) or sink (`"sinks.log"`) fires: its own keys, else the top-level ones.
+
+        Raises KeyError for a section that has no such keys or is off.
+        """
+        part = self._part(name)
+        return Cadence(
+            self.every if part.every is None else part.every,
+            getattr(part, "window", None) or self.window,
+        )
+
+    def selection(self, name: str) -> Selection:
+        """Which names a section looks at: each of its own keys, else the top-level one. Raises as `cadence`."""
+        part = self._part(name)
+        target = getattr(part, "target", None)
+        exclude = getattr(part, "exclude", None)
+        invert = getattr(part, "invert", None)
+        return Selection(
+            self.target if target is None else target,
+            self.exclude if exclude is None else exclude,
+            self.invert if invert is None else invert,
+        )
+
+    def _part(self, name: str) -> Any:
+        part: Any = self
+        for step in name.split("."):
+            part = getattr(part, step, None)
+        if part is None or not hasattr(part, "every"):
+            raise KeyError(f"{name} is off, or has no cadence")
+        return part
+
+    def to_dict(self) -> dict[str, Any]:
+        """The whole configuration as plain data, defaults included: `load_config` of it gives an equal one."""
+        result: dict[str, Any] = plain(self)
+        return result
+
+    def digest(self) -> str:
+        """SHA-256 (hex) of the configuration; equal for equal configurations, whatever door they came through."""
+        text = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"), allow_nan=False)
+        return hashlib.sha256(text.encode()).hexdigest()
