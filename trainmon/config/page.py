@@ -36,7 +36,7 @@ def _section(cls: type, path: str, seen: set[str]) -> Iterator[str]:
         default = "on" if inner and field.default is not None else f"`{_text(field.default)}`"
         aliases = "".join(f" Also `{alias}`." for alias in field.metadata.get("aliases", ()))
         yield f"| `{key}` | {default} | {field.metadata['doc']}{aliases} |"
-        nested += [(kind, f"{path}.{key}".lstrip(".")) for kind in inner]
+        nested += [(typing.cast(type, kind), f"{path}.{key}".lstrip(".")) for kind in inner]
     if not_built(cls):
         yield "\nNot built yet, and an error unless off: " + ", ".join(f"`{n}`" for n in not_built(cls)) + "."
     for kind, name in nested:
@@ -48,11 +48,11 @@ def _section(cls: type, path: str, seen: set[str]) -> Iterator[str]:
 
 def _text(value: object) -> str:
     found = plain(value)
-    return (
-        {None: "null", True: "true", False: "false"}.get(found, str(found))
-        if not isinstance(found, list)
-        else "[]"
-    )
+    if isinstance(found, list):
+        return "[]"
+    if found is None or isinstance(found, bool):
+        return {None: "null", True: "true", False: "false"}[found]
+    return str(found)
 
 
 if __name__ == "__main__":
