@@ -12,7 +12,6 @@ Environment (docs/development.md tells more):
 
 Macros for the C code:
     TM_TIER             kernels only: baseline, avx2 or avx512, the tier that this object is compiled for
-    TM_HAVE_X86_TIERS   core and kernels, on x86-64 only: the objects of avx2 and avx512 exist
     TM_BLAS_HEADER      core only: <cblas.h>, so that tm_blas.c says `#include TM_BLAS_HEADER`
     TM_BLAS_PREFIX      core only: what stands before each BLAS and LAPACK symbol: scipy_ or nothing
 """
@@ -33,7 +32,7 @@ from setuptools import Extension, setup
 from setuptools.command.build_clib import build_clib
 from setuptools.command.build_ext import build_ext
 
-ROOT = Path(__file__).parent
+ROOT = Path(__file__).resolve().parent
 LINUX = sys.platform.startswith("linux")
 
 
@@ -41,9 +40,10 @@ def switch(name: str) -> bool:
     return os.environ.get(name, "0") not in ("", "0")
 
 
-def c_sources(folder: str) -> list[str]:
-    os.chdir(ROOT)
-    return sorted(str(path) for path in Path("csrc", folder).glob("*.c"))
+def code(pattern: str, *folders: str) -> list[str]:
+    """Files of csrc's folders, relative to the project as setuptools wants them."""
+    found = [path for folder in folders for path in ROOT.glob(f"csrc/{folder}/{pattern}")]
+    return sorted(str(path.relative_to(ROOT)) for path in found)
 
 
 def stop(missing: str, debian: str, fedora: str, macos: str) -> None:
@@ -84,32 +84,26 @@ CFLAGS = [
     "-pthread",
     "-Wall",
     "-Wextra",
-    "-Wpedantic",
     "-Wshadow",
     "-Wconversion",
     "-Wno-sign-conversion",
     *(["-Werror"] if switch("TRAINMON_WERROR") else []),
 ]
-LDFLAGS = [*INSTRUMENT, "-pthread"]
+LDFLAGS = [*INSTRUMENT, "-pthread", "-lm"]
 
 AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 AVX512 = [*AVX2, *(f"-mavx512{part}" for part in ("f", "vl", "bw", "dq")), "-mprefer-vector-width=512"]
 X86 = platform.machine().lower() in ("x86_64", "amd64")
 TIERS = {"baseline": [], "avx2": AVX2, "avx512": AVX512} if X86 else {"baseline": []}
-MACROS = [("TM_HAVE_X86_TIERS", "1")] if X86 else []
-
-INCLUDE = ["csrc/core", "csrc/kernels"]
-ALL_CODE = sorted(str(path) for path in ROOT.joinpath("csrc").rglob("*") if path.suffix in (".c", ".h"))
-HEADERS = [path for path in ALL_CODE if path.endswith(".h")]
 
 
 def static_library(name: str, folder: str, macros: list, cflags: list[str]) -> tuple[str, dict]:
     return name, {
-        "sources": c_sources(folder),
-        "macros": MACROS + macros,
-        "include_dirs": list(INCLUDE),
-        "cflags": CFLAGS + cflags,
-        "obj_deps": {"": HEADERS},
+        "sources": code("*.c", folder),
+        "macros": macros,
+        # Not for the extensions: Python's slot tables hold functions as void *.
+        "cflags": [*CFLAGS, "-Wpedantic", *cflags],
+        "obj_deps": {"": code("*.h", "core", "kernels")},
     }
 
 
@@ -120,19 +114,17 @@ KERNEL_LIBRARIES = [
 ]
 CORE = Extension(
     "trainmon._core",
-    c_sources("python"),
-    include_dirs=list(INCLUDE),
-    define_macros=MACROS,
+    code("*.c", "python"),
     extra_compile_args=list(CFLAGS),
     extra_link_args=list(LDFLAGS),
-    depends=ALL_CODE,
+    depends=code("*.[ch]", "core", "kernels", "python"),
 )
 CONFIG = Extension(
     "trainmon._config",
-    c_sources("yaml"),
+    code("*.c", "yaml"),
     extra_compile_args=list(CFLAGS),
     extra_link_args=list(LDFLAGS),
-    depends=HEADERS,
+    depends=code("*.h", "yaml"),
 )
 
 
@@ -245,7 +237,7 @@ class BuildExtensions(build_ext):
 
 setup(
     libraries=[CORE_LIBRARY, *KERNEL_LIBRARIES],
-    ext_modules=[extension for extension in (CONFIG, CORE) if extension.sources],
+    ext_modules=[CONFIG, CORE],
     cmdclass={"build_clib": BuildStaticLibraries, "build_ext": BuildExtensions},
     options={"build": {"build_base": os.path.join("build", VARIANT)}},
 )
