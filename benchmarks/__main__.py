@@ -1,0 +1,73 @@
+"""``python -m benchmarks [--quick]``: all benchmarks, written to benchmarks/RESULTS.md with the machine described."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import trainmon
+from benchmarks import kernels, overhead
+from trainmon.ops import build_info, cpu_info
+
+RESULTS = Path(__file__).with_name("RESULTS.md")
+
+
+def machine() -> str:
+    """Processor, cores, versions; what a reader needs to compare figures."""
+    names = [
+        line.split(":", 1)[1].strip()
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if line.startswith("model name")
+    ]
+    cpu, build = cpu_info(), build_info()
+    return (
+        f"{names[0] if names else platform.processor()}, {os.cpu_count()} cores, {platform.machine()}; tier "
+        f"{cpu['tier']}; "
+        f"{build['compiler']}; Python {platform.python_version()}, NumPy {np.__version__}, "
+        f"trainmon {trainmon.__version__}"
+    )
+
+
+def table(rows: list[Any]) -> str:
+    """Rows of measure, value, mark and whether it holds."""
+    words = {True: "yes", False: "**no**", None: ""}
+    lines = [f"| {row.measure} | {row.value} | {row.mark} | {words[row.holds]} |" for row in rows]
+    return "\n".join(["| measure | value | mark | holds |", "| --- | --- | --- | --- |", *lines])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--quick", action="store_true", help="seconds instead of minutes; prints, writes nothing"
+    )
+    options = parser.parse_args()
+    kernel_rows = kernels.measure(quick=options.quick)
+    overhead_rows = overhead.measure(pairs=3, steps=3) if options.quick else overhead.measure()
+    text = f"""# Benchmarks
+
+Written by `make bench` on {datetime.date.today().isoformat()}. Machine: {machine()}.
+Competitors run on the same input in the same run; "read" is a plain prefetching read of the same bytes.
+
+## Kernels
+
+{table(kernel_rows)}
+
+## Cost of a training step
+
+{table(overhead_rows)}
+"""
+    print(text)
+    if not options.quick:
+        RESULTS.write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
