@@ -72,7 +72,7 @@ ASAN_ENV = LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-na
 asan: build ## kernel and config tests, and the C tests, under ASan and UBSan
 	mkdir -p $(ASAN)
 	tar -c --exclude='*.so' --exclude=_libs --exclude=__pycache__ \
-	    csrc trainmon tests setup.py pyproject.toml README.md | tar -x -C $(ASAN)
+	    csrc docs trainmon tests setup.py pyproject.toml README.md | tar -x -C $(ASAN)
 	python=$$PWD/$(PY)
 	(cd $(ASAN) && TRAINMON_SANITIZE=address,undefined $$python setup.py -q build_ext --inplace)
 	(cd $(ASAN) && $(ASAN_ENV) PYTHONPATH=$$PWD $$python -m pytest $(PYTEST_ARGS) tests/kernels tests/config)
