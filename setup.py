@@ -226,6 +226,12 @@ class BuildExtensions(build_ext):
         self.compiler.linker_so = [flag for flag in linker if not flag.startswith("-Wl,-rpath")]
         super().build_extensions()
 
+    def copy_extensions_to_source(self) -> None:
+        # Always, not only what is newer: the one in place may be a later build with other switches.
+        force, self.force = self.force, True
+        super().copy_extensions_to_source()
+        self.force = force
+
     def carry_openblas(self) -> None:
         folder = self.get_finalized_command("build_clib").openblas_folder
         if folder is not None:
