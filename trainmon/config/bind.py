@@ -8,11 +8,11 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from .errors import ConfigError, Place, Problem
-from .fields import known_keys, not_built, yaml_key
+from .fields import built_keys, not_built, yaml_key
 from .tree import Value, join, overlay
 from .words import describe, homes, members, nearest, unknown_key
 
@@ -40,6 +40,10 @@ def bind(cls: type[T], *layers: Value) -> T:
     binder = _Binder(cls)
     value = Value({})
     for layer in layers:
+        if not isinstance(layer.data, dict):
+            raise ConfigError(
+                [Problem(layer.place, layer.path, f"expected a mapping, found {layer.found()}")]
+            )
         value = overlay(value, binder.canonical(cls, layer))
     result = binder.section(cls, value)
     if binder.problems:
@@ -151,7 +155,7 @@ class _Binder:
         else:
             found = Value(name).found()
             self.complain(
-                at, f"expected a key that is text, found {found}; known here: {', '.join(known_keys(cls))}"
+                at, f"expected a key that is text, found {found}; known here: {', '.join(built_keys(cls))}"
             )
 
     # Values.
@@ -189,7 +193,8 @@ class _Binder:
         if kept:
             self.problems += kept
             return _BAD
-        return self.mismatch(hint, value, metadata)
+        words = [word for choice in choices if get_origin(choice) is Literal for word in get_args(choice)]
+        return self.mismatch(hint, value, metadata, _advice(value, words))
 
     def nested(self, cls: type, value: Value, metadata: Mapping[str, Any]) -> Any:
         if isinstance(value.data, dict):
@@ -205,8 +210,7 @@ class _Binder:
         for choice in choices:
             if type(choice) is type(value.data) and choice == value.data:
                 return choice
-        meant = nearest(value.data, choices) if isinstance(value.data, str) else None
-        return self.mismatch(hint, value, metadata, f"; did you mean {meant!r}?" if meant else "")
+        return self.mismatch(hint, value, metadata, _advice(value, choices))
 
     def items(self, hint: Any, value: Value, metadata: Mapping[str, Any]) -> Any:
         entries = value.data
@@ -273,6 +277,13 @@ class _Binder:
         if any(ord(c) < 32 or ord(c) == 127 or 0xD800 <= ord(c) < 0xE000 for c in data):
             return self.complain(value, f"expected text without control characters, found {data!r}")
         return data
+
+
+def _advice(value: Value, words: Iterable[object]) -> str:
+    if not isinstance(value.data, str):
+        return ""
+    meant = nearest(value.data, [word for word in words if isinstance(word, str)])
+    return f"; did you mean {meant!r}?" if meant else ""
 
 
 def _within(data: float, metadata: Mapping[str, Any]) -> bool:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["key", "known_keys", "plain", "section", "yaml_key"]
+__all__ = ["built_keys", "key", "known_keys", "not_built", "plain", "section", "yaml_key"]
 
 
 def key(
@@ -55,9 +55,14 @@ def yaml_key(field: dataclasses.Field[Any]) -> str:
     return field.metadata.get("key") or field.name
 
 
+def built_keys(cls: type) -> list[str]:
+    """The keys of a section, in order."""
+    return [yaml_key(field) for field in dataclasses.fields(cls)]
+
+
 def known_keys(cls: type) -> list[str]:
     """The keys of a section, in order; those that are not built yet behind them."""
-    return [yaml_key(field) for field in dataclasses.fields(cls)] + list(not_built(cls))
+    return [*built_keys(cls), *not_built(cls)]
 
 
 def not_built(cls: type) -> tuple[str, ...]:

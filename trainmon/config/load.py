@@ -6,15 +6,15 @@ Inline beats the file, keywords beat both. A text is read by the extension; noth
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NoReturn
 
 from .bind import bind
-from .errors import ConfigError, Place, Problem
+from .errors import ConfigError, Problem
+from .files import read_file
 from .schema import TrainMonitorConfig
-from .tree import Value, from_node, from_python, join
+from .tree import Value, from_python
 from .words import nearest
 
 __all__ = ["load_config"]
@@ -45,7 +45,7 @@ def load_config(source: Source = None, /, **overrides: Any) -> TrainMonitorConfi
     elif isinstance(source, TrainMonitorConfig):
         inline = from_python(source)
     elif isinstance(source, str | os.PathLike):
-        inline = _locate(_read(os.fspath(source), Value(None)))
+        inline = _locate(read_file(source))
     elif isinstance(source, Mapping):
         # Of a host's whole configuration only these may be ours; the rest can hold objects of any kind.
         ours = {key: source[key] for key in ("callbacks", "trainmon") if key in source}
@@ -132,56 +132,10 @@ def _named_file(inline: Value, code: Value) -> Value | None:
     if not isinstance(name.data, str) or not name.data:
         _stop(name, f"expected the path of a file, found {name.found()}")
     folder = os.path.dirname(name.place.file) if name.place.file else ""
-    named = _locate(_read(os.path.join(folder, os.path.expanduser(name.data)), name))
+    named = _locate(read_file(os.path.join(folder, os.path.expanduser(name.data)), name))
     assert isinstance(named.data, dict)
     if named.data.get("config") is not None:
         _stop(
             named.child("config"), "a file that is named by 'config' can't name another; move its keys here"
         )
     return named
-
-
-def _read(path: str | bytes, named: Value) -> Value:
-    """The tree of a file; what is wrong with the file itself is told at the place that names it."""
-    from .. import _config
-
-    file = os.path.expanduser(os.fsdecode(path))
-    try:
-        with open(file, "rb") as stream:
-            text = stream.read(_config.MAX_BYTES + 1)
-    except FileNotFoundError:
-        _stop(named, f"no such file: {file}{_neighbour(file)}")
-    except IsADirectoryError:
-        _stop(named, f"a directory, not a file: {file}")
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        _stop(named, f"the file can't be read: {file!r}: {reason}")
-    if file.endswith(".json"):
-        text = _join_surrogates(text)
-    try:
-        return from_node(_config.load(text, file), file)
-    except _config.ParseError as error:
-        problems = [Problem(Place(file, line, column), "", what) for line, column, what in error.problems]
-        raise ConfigError(problems) from None
-
-
-def _neighbour(file: str) -> str:
-    folder, name = os.path.split(file)
-    try:
-        close = nearest(name, os.listdir(folder or "."))
-    except OSError:
-        return ""
-    return f"; did you mean {join('', close)!r}?" if close else ""
-
-
-_SURROGATES = re.compile(rb"(?<!\\)((?:\\\\)*)\\u([dD][89abAB][0-9a-fA-F]{2})\\u([dD][c-fC-F][0-9a-fA-F]{2})")
-
-
-def _join_surrogates(text: bytes) -> bytes:
-    """JSON escapes a character beyond the 16-bit ones as two halves; YAML wants it whole."""
-
-    def whole(match: re.Match[bytes]) -> bytes:
-        high, low = int(match[2], 16), int(match[3], 16)
-        return match[1] + b"\\U%08X" % (0x10000 + ((high & 0x3FF) << 10) + (low & 0x3FF))
-
-    return _SURROGATES.sub(whole, text)

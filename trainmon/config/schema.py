@@ -192,6 +192,13 @@ class TrainMonitorConfig:
         *("collectives", "profiler", "health", "checkpoint", "recovery", "overhead"),
     )
 
+    def check(self) -> Iterator[tuple[str, str]]:
+        if self.gradients is not None:
+            selection = self.selection("gradients")
+            if selection.invert and selection.target is None:
+                where = "gradients.invert" if self.gradients.invert else "invert"
+                yield where, "expected a target to invert: without one, nothing is left to look at"
+
     def cadence(self, name: str) -> Cadence:
         """When a section (`"gradients"`) or sink (`"sinks.log"`) fires: its own keys, else the top-level ones.
 

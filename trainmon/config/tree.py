@@ -13,7 +13,7 @@ from .errors import ConfigError, Place, Problem
 if TYPE_CHECKING:
     from .._config import Node
 
-__all__ = ["Value", "from_node", "from_python", "overlay"]
+__all__ = ["Value", "from_node", "from_python", "join", "overlay"]
 
 MAX_DEPTH = 64  # of what comes from Python; a text is bounded by its reader
 

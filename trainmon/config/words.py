@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from .fields import known_keys, yaml_key
+from .fields import built_keys, known_keys, yaml_key
 
 __all__ = ["describe", "homes", "members", "nearest", "unknown_key"]
 
@@ -22,29 +22,29 @@ def members(hint: Any) -> list[Any]:
 
 def describe(hint: Any, metadata: Mapping[str, Any]) -> str:
     """What a key of this type expects, as it stands after "expected"."""
-    choices = members(hint)
-    if len(choices) > 1:
-        parts = [describe(choice, metadata) for choice in choices]
-        return f"{', '.join(parts[:-1])} or {parts[-1]}"
-    hint = choices[0]
+    *firsts, last = [part for member in members(hint) for part in _alternatives(member, metadata)]
+    return f"{', '.join(firsts)} or {last}" if firsts else last
+
+
+def _alternatives(hint: Any, metadata: Mapping[str, Any]) -> list[str]:
     origin = get_origin(hint)
     if origin is Literal:
-        return " or ".join(repr(choice) for choice in get_args(hint))
+        return [repr(choice) for choice in get_args(hint)]
     if origin is tuple:
-        item = describe(get_args(hint)[0], metadata)
-        prefix = f"{item} or " if metadata.get("single") else ""
-        return f"{prefix}a list of such" if prefix else f"a list of {item.split(' ', 1)[-1]}s"
+        items = _alternatives(get_args(hint)[0], metadata)
+        several = [re.sub(r"^an? (.*?)(?= of |$)", r"a list of \1s", item) for item in items]
+        return items + several if metadata.get("single") else several
     if origin is re.Pattern:
-        return "a regular expression"
+        return ["a regular expression"]
     if hint is bool:
-        return "true or false"
+        return ["true", "false"]
     if hint is str:
-        return "text"
+        return ["text"]
     if dataclasses.is_dataclass(hint):
         if getattr(hint, "list_form", False):
-            return "a mapping or a list of names"
-        return "a mapping, true or false" if metadata.get("off") else "a mapping"
-    return _number("an integer" if hint is int else "a number", metadata)
+            return ["a mapping", "a list of names"]
+        return ["a mapping", "true", "false"] if metadata.get("off") else ["a mapping"]
+    return [_number("an integer" if hint is int else "a number", metadata)]
 
 
 def _number(noun: str, metadata: Mapping[str, Any]) -> str:
@@ -98,4 +98,4 @@ def unknown_key(name: str, cls: type, where: Mapping[str, list[str]]) -> str:
     if elsewhere is not None:
         path = where[elsewhere][0]
         return f"unknown key; did you mean {elsewhere!r} {f'under {path}' if path else 'at the top level'}?"
-    return f"unknown key; known here: {', '.join(known)}"
+    return f"unknown key; known here: {', '.join(built_keys(cls))}"
