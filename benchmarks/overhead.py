@@ -5,9 +5,10 @@
 Both are taken on the GPT of `examples/gpt` with all that can be switched on switched on.
 
 - *Inside*: nanoseconds that the training thread spent in trainmon's entry points, as a share of the steps.
-- *A/B*: in each pair of blocks one runs with the monitor attached and one without, in random order, in one process,
-  on one model. The interval is a 95 % bootstrap over the pairs. Two clocks: wall time, which the neighbours of a
-  shared machine disturb, and the CPU time of all threads, which contains the writer thread's work, too.
+- *A/B*: in each pair of blocks one runs with the monitor attached and one without, in random order, in
+  one process, on one model. The interval is a 95 % bootstrap over the pairs. Two clocks: wall time, which
+  the neighbours of a shared machine disturb, and the CPU time of all threads, which contains the writer
+  thread's work, too.
 
 The first step of each block is not counted: attaching, opening files and warming caches happen once a run.
 """
@@ -119,17 +120,19 @@ def _plain_block(training: demo.Training, steps: int) -> Block:
 
 
 def _watched_block(training: demo.Training, steps: int, directory: str) -> Block:
-    entry = {"output_dir": directory, **EVERYTHING}
-    console = io.StringIO()
-    with contextlib.redirect_stdout(console), contextlib.redirect_stderr(console):
-        with trainmon.attach(training.model, training.optimizer, config=entry, total_steps=steps + 1) as mon:
+    name = f"run_{len(list(Path(directory).iterdir()))}"
+    entry = {"output_dir": directory, "run_name": name, **EVERYTHING}
+    with contextlib.ExitStack() as stack:
+        for redirect in (contextlib.redirect_stdout, contextlib.redirect_stderr):
+            stack.enter_context(redirect(io.StringIO()))
+        mon = stack.enter_context(trainmon.attach(training.model, training.optimizer, config=entry))
+        training.step(mon)
+        inside = mon.overhead_ns
+        wall, cpu = time.perf_counter(), time.process_time()
+        for _ in range(steps):
             training.step(mon)
-            inside = mon.overhead_ns
-            wall, cpu = time.perf_counter(), time.process_time()
-            for _ in range(steps):
-                training.step(mon)
-            wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-            inside = mon.overhead_ns - inside
+        wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+        inside = mon.overhead_ns - inside
     return Block(wall / steps, cpu / steps, inside * 1e-9 / steps)
 
 
