@@ -293,12 +293,17 @@ static bool float_kind(tm_scalar_kind kind) {
     return kind >= TM_SCALAR_FLOAT10 && kind <= TM_SCALAR_NAN;
 }
 
+static bool key_comes_next(const reader *r) {
+    return r->depth > 0 && r->frames[r->depth - 1].keys != NULL && r->frames[r->depth - 1].key == NULL;
+}
+
 /* The value of a scalar with an explicit standard tag: a new reference; NULL after an exception. A text that
  * the tag does not fit is a problem, and stays text. */
 static PyObject *tagged_value(reader *r, const yaml_event_t *event, PyObject *text, tm_scalar_kind kind) {
     const char *name = core_tag(event->data.scalar.tag);
     const char *source = (const char *)event->data.scalar.value;
-    if (strcmp((const char *)event->data.scalar.tag, "!") == 0 || is(name, "str") || is(name, "timestamp")) {
+    if (strcmp((const char *)event->data.scalar.tag, "!") == 0 || is(name, "str") || is(name, "timestamp") ||
+        (is(name, "merge") && key_comes_next(r))) {
         return Py_NewRef(text);
     }
     if (is(name, "float") && !float_kind(kind) && tm_scalar_is_number(source, event->data.scalar.length)) {
@@ -333,10 +338,6 @@ static PyObject *scalar_value(reader *r, const yaml_event_t *event, PyObject *te
                    : Py_NewRef(text);
     }
     return event->data.scalar.tag == NULL ? config_scalar(kind, text) : tagged_value(r, event, text, kind);
-}
-
-static bool key_comes_next(const reader *r) {
-    return r->depth > 0 && r->frames[r->depth - 1].keys != NULL && r->frames[r->depth - 1].key == NULL;
 }
 
 static int on_scalar(reader *r, const yaml_event_t *event) {

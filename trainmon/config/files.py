@@ -30,12 +30,12 @@ def read_file(path: str | os.PathLike[str], named: Value | None = None) -> Value
         with open(file, "rb") as stream:
             text = stream.read(_config.MAX_BYTES + 1)
     except FileNotFoundError:
-        raise _wrong(named, f"no such configuration file: {file}{_neighbour(file)}")
+        raise _wrong(named, f"no such configuration file: {file}{_neighbour(file)}") from None
     except IsADirectoryError:
-        raise _wrong(named, f"a directory, not a configuration file: {file}")
+        raise _wrong(named, f"a directory, not a configuration file: {file}") from None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise _wrong(named, f"the configuration file can't be read: {file!r}: {reason}")
+        raise _wrong(named, f"the configuration file can't be read: {file!r}: {reason}") from None
     if file.endswith(".json"):
         text = _join_surrogates(text)
     try:
