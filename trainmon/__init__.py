@@ -6,9 +6,11 @@ Everything here is loaded on first use: ``import trainmon`` loads neither NumPy 
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False  # type checkers take it for typing's, whose import costs more than all else here
 if TYPE_CHECKING:
+    from typing import Any
+
     from trainmon.adapters.torch_loop import attach as attach
     from trainmon.config import ConfigError as ConfigError
     from trainmon.config import load_config as load_config
