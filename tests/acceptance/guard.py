@@ -1,6 +1,6 @@
 """Watches the outcomes of a session, so that the matrix can't name a test that does not exist or did not pass.
 
-Registered as a plugin by ``conftest.py`` here. The tests of this directory are moved behind all others.
+Registered as a plugin by ``conftest.py`` here. The checks in ``test_named_tests.py`` are moved behind all others.
 With ``TRAINMON_FULL_SUITE=1`` every named test must have passed in this very session: one that was skipped,
 failed, expected to fail or left out proves nothing. Without it only the existence of the tests is checked, by
 reading their source, since a partial run collects a part only.
@@ -23,8 +23,8 @@ FULL_SUITE = "TRAINMON_FULL_SUITE"
 class SessionOutcomes:
     """What became of each test of this session, by node id: ``passed`` or why it does not count."""
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
+    def __init__(self, checks: Path) -> None:
+        self._checks = checks
         self._outcomes: dict[str, str] = {}
 
     @property
@@ -34,7 +34,7 @@ class SessionOutcomes:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        items.sort(key=lambda item: self._directory in item.path.parents)
+        items.sort(key=lambda item: item.path == self._checks)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         outcome: str = report.outcome
