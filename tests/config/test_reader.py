@@ -65,9 +65,9 @@ def test_plain_scalars_are_those_of_pyyaml(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        *((word, True) for word in "yes Yes YES true True TRUE on On ON".split()),
-        *((word, False) for word in "no No NO false False FALSE off Off OFF".split()),
-        *((word, None) for word in "~ null Null NULL".split()),
+        *((word, True) for word in ["yes", "Yes", "YES", "true", "True", "TRUE", "on", "On", "ON"]),
+        *((word, False) for word in ["no", "No", "NO", "false", "False", "FALSE", "off", "Off", "OFF"]),
+        *((word, None) for word in ["~", "null", "Null", "NULL"]),
         ("0x_ff", 255), ("0b1_01", 5), ("-0755", -493), ("1_000", 1000), ("190:20:30", 685230), ("-1:30", -90),
         ("1.5e+3", 1500.0), ("1_0.5", 10.5), (".5", 0.5), ("1:30.5", 90.5), ("-.INF", -math.inf), ("+.inf", math.inf),
         ("1e-5", "1e-5"), ("5e4", "5e4"), ("1e+5", "1e+5"), ("-.5", "-.5"), ("08", "08"), ("0o17", "0o17"),

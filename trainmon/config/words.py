@@ -91,11 +91,10 @@ def unknown_key(name: str, cls: type, where: Mapping[str, list[str]]) -> str:
     if name not in known and name in where:
         places = [f"under {path}" if path else "at the top level" for path in where[name][:3]]
         return f"unknown key here; it belongs {' or '.join(places)}"
-    meant = nearest(name, known)
-    if meant is not None:
+    meant = nearest(name, [*where, *known])
+    if meant in known:
         return f"unknown key; did you mean {meant!r}?"
-    elsewhere = nearest(name, where)
-    if elsewhere is not None:
-        path = where[elsewhere][0]
-        return f"unknown key; did you mean {elsewhere!r} {f'under {path}' if path else 'at the top level'}?"
+    if meant is not None:
+        path = where[meant][0]
+        return f"unknown key; did you mean {meant!r} {f'under {path}' if path else 'at the top level'}?"
     return f"unknown key; known here: {', '.join(built_keys(cls))}"
