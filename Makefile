@@ -30,11 +30,15 @@ $(VENV)/.installed: pyproject.toml scripts/bootstrap.sh scripts/build-requires.p
 	scripts/bootstrap.sh
 	[ -x $(PY) ] || "$$(scripts/find-python.sh)" -m venv $(VENV)
 	$(PY) -m pip install -q -r <($(PY) scripts/build-requires.py) "$(TORCH)"
-	$(PY) -m pip install -q --no-build-isolation -e '.[dev,torch,tensorboard]'
-	touch $(VENV)/.installed $(VENV)/.built
+	touch $@
 
+# Installing compiles everything in a folder that goes away; later edits take the incremental way.
 $(VENV)/.built: $(VENV)/.installed $(SOURCES)
-	$(PY) setup.py -q build_ext --inplace
+	if [ $@ -nt $(VENV)/.installed ]; then
+	    $(PY) setup.py -q build_ext --inplace
+	else
+	    $(PY) -m pip install -q --no-build-isolation -e '.[dev,torch,tensorboard]'
+	fi
 	touch $@
 
 test: build ## all tests but those of sdist and wheel
