@@ -33,7 +33,7 @@ static char *bare_digits(PyObject *text, int *sign) {
 static PyObject *next_sixty(PyObject *value, const char *part) {
     PyObject *sixty = NULL;
     PyObject *shifted = NULL;
-    PyObject *digit = NULL;
+    PyObject *place = NULL;
     PyObject *sum = NULL;
     sixty = PyLong_FromLong(60);
     if (sixty == NULL) {
@@ -43,13 +43,13 @@ static PyObject *next_sixty(PyObject *value, const char *part) {
     if (shifted == NULL) {
         goto done;
     }
-    digit = PyLong_FromString(part, NULL, 10);
-    if (digit == NULL) {
+    place = PyLong_FromString(part, NULL, 10);
+    if (place == NULL) {
         goto done;
     }
-    sum = PyNumber_Add(shifted, digit);
+    sum = PyNumber_Add(shifted, place);
 done:
-    Py_XDECREF(digit);
+    Py_XDECREF(place);
     Py_XDECREF(shifted);
     Py_XDECREF(sixty);
     Py_DECREF(value);

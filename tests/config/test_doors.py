@@ -220,6 +220,14 @@ def test_wrong_sinks(sinks: object, message: str) -> None:
     assert refused({"sinks": sinks}) == message
 
 
+def test_a_section_in_the_wrong_place_is_sent_home() -> None:
+    assert (
+        refused({"gradients": {"moe": {}}}) == "gradients.moe: unknown key here; it belongs at the top level"
+    )
+    assert refused({"parquet": {}}) == "parquet: unknown key here; it belongs under sinks"
+    assert refused({"wieghts": {}}) == "wieghts: unknown key; did you mean 'weights'?"
+
+
 @pytest.mark.parametrize("name", TrainMonitorConfig.not_built)
 def test_a_section_that_is_not_built_yet(write: Write, name: str) -> None:
     path = write(f"{name}:\n  every: 1\n")

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from .fields import built_keys, known_keys, yaml_key
+from .fields import built_keys, known_keys, not_built, yaml_key
 
 __all__ = ["describe", "homes", "members", "nearest", "unknown_key"]
 
@@ -77,6 +77,8 @@ def homes(cls: type) -> dict[str, list[str]]:
 
 def _collect(cls: type, path: str, found: dict[str, list[str]]) -> None:
     hints = get_type_hints(cls)
+    for name in not_built(cls):
+        found.setdefault(name, []).append(path)
     for field in dataclasses.fields(cls):
         name = yaml_key(field)
         found.setdefault(name, []).append(path)
