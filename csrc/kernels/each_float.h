@@ -4,7 +4,7 @@
  *   TM_INT     signed integer of TM_WIDE's size, for bit tests and counters
  *   TM_ABS, TM_INF       masks of TM_WIDE's magnitude and of infinity as TM_INT
  *   TM_SINT, TM_SABS, TM_SINF   the same three of the stored type
- *   TM_ADD_SQUARE        acc + x * x as this dtype adds it
+ *   TM_HALF              1 if the stored type has 16 bits
  * Magnitudes compare as signed integers: finite < infinity < every NaN. */
 
 #define TM_NAME f64
@@ -16,7 +16,7 @@
 #define TM_SINT tm_int64
 #define TM_SABS TM_ABS
 #define TM_SINF TM_INF
-#define TM_ADD_SQUARE TM_ADD_ROUNDED_SQUARE
+#define TM_HALF 0
 #include TM_TEMPLATE
 #undef TM_NAME
 #undef TM_STORE
@@ -27,26 +27,28 @@
 #undef TM_SINT
 #undef TM_SABS
 #undef TM_SINF
-#undef TM_ADD_SQUARE
+#undef TM_HALF
 
 #define TM_WIDE float
 #define TM_INT tm_int32
 #define TM_ABS INT32_MAX
 #define TM_INF INT32_C(0x7f800000)
-#define TM_ADD_SQUARE TM_ADD_EXACT_SQUARE
 
 #define TM_NAME f32
+#define TM_HALF 0
 #define TM_STORE float
 #define TM_SINT tm_int32
 #define TM_SABS TM_ABS
 #define TM_SINF TM_INF
 #include TM_TEMPLATE
 #undef TM_NAME
+#undef TM_HALF
 #undef TM_STORE
 #undef TM_SINT
 #undef TM_SABS
 #undef TM_SINF
 
+#define TM_HALF 1
 #define TM_STORE uint16_t
 #define TM_SINT int16_t
 #define TM_SABS INT16_MAX
@@ -70,4 +72,4 @@
 #undef TM_INT
 #undef TM_ABS
 #undef TM_INF
-#undef TM_ADD_SQUARE
+#undef TM_HALF

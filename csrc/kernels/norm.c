@@ -1,6 +1,6 @@
 /* Norms of a chunk: only what the order asks for (contract: tm_kernels.h). */
 #include "tm_bytes.h"
-#include "tm_widen.h"
+#include "tm_rows.h"
 
 #include <math.h>
 #include <string.h>

@@ -7,37 +7,42 @@
 #define TM_ROWS_INF TM_PASTE(norm_inf_rows_, TM_NAME)
 #define TM_ROW TM_PASTE(tm_row_, TM_NAME)
 
-static void TM_ROWS_2(tm_norm_state *state, const TM_STORE *p, size_t rows) {
-    double sumsq[TM_LANES];
-    TM_WIDE buffer[TM_LANES];
-    memcpy(sumsq, state->lane, sizeof sumsq);
-    for (size_t r = 0; r < rows; r++, p += TM_LANES) {
-        tm_prefetch_row(p, TM_LANES * sizeof *p);
-        const TM_WIDE *x = TM_ROW(p, buffer);
-        for (int l = 0; l < TM_LANES; l++) {
-            double wide = x[l];
-            sumsq[l] = TM_ADD_SQUARE(sumsq[l], wide);
+#if TM_HALF
+#    define TM_SUM_ROWS(lane, row_function)                                                                  \
+        _Alignas(64) float buffer[TM_GROUP_ROWS * TM_LANES];                                                 \
+        while (rows > 0) {                                                                                   \
+            size_t group = rows < TM_GROUP_ROWS ? rows : TM_GROUP_ROWS;                                      \
+            const float *x = TM_PASTE(tm_group_, TM_NAME)(p, buffer, group);                                 \
+            for (size_t r = 0; r < group; r++, p += TM_LANES, x += TM_LANES) {                               \
+                tm_prefetch_row(p, TM_LANES * sizeof *p);                                                    \
+                row_function(lane, x);                                                                       \
+            }                                                                                                \
+            rows -= group;                                                                                   \
         }
-    }
+#else
+#    define TM_SUM_ROWS(lane, row_function)                                                                  \
+        for (size_t r = 0; r < rows; r++, p += TM_LANES) {                                                   \
+            tm_prefetch_row(p, TM_LANES * sizeof *p);                                                        \
+            row_function(lane, p);                                                                           \
+        }
+#endif
+
+TM_NOINLINE void TM_ROWS_2(tm_norm_state *state, const TM_STORE *p, size_t rows) {
+    double sumsq[TM_LANES];
+    memcpy(sumsq, state->lane, sizeof sumsq);
+    TM_SUM_ROWS(sumsq, TM_PASTE(tm_squares_row_, TM_WIDE))
     memcpy(state->lane, sumsq, sizeof sumsq);
 }
 
-static void TM_ROWS_1(tm_norm_state *state, const TM_STORE *p, size_t rows) {
+TM_NOINLINE void TM_ROWS_1(tm_norm_state *state, const TM_STORE *p, size_t rows) {
     double sum[TM_LANES];
-    TM_WIDE buffer[TM_LANES];
     memcpy(sum, state->lane, sizeof sum);
-    for (size_t r = 0; r < rows; r++, p += TM_LANES) {
-        tm_prefetch_row(p, TM_LANES * sizeof *p);
-        const TM_WIDE *x = TM_ROW(p, buffer);
-        for (int l = 0; l < TM_LANES; l++) {
-            sum[l] += __builtin_fabs((double)x[l]);
-        }
-    }
+    TM_SUM_ROWS(sum, TM_PASTE(tm_magnitudes_row_, TM_WIDE))
     memcpy(state->lane, sum, sizeof sum);
 }
 
 /* The largest magnitude as a signed integer of the stored type: beyond infinity it is a NaN. */
-static void TM_ROWS_INF(tm_norm_state *state, const TM_STORE *p, size_t rows) {
+TM_NOINLINE void TM_ROWS_INF(tm_norm_state *state, const TM_STORE *p, size_t rows) {
     TM_SINT high[TM_LANES] = {0};
     for (size_t r = 0; r < rows; r++, p += TM_LANES) {
         const TM_SINT *bits = (const TM_SINT *)p;
@@ -63,6 +68,7 @@ static void TM_ROWS_INF(tm_norm_state *state, const TM_STORE *p, size_t rows) {
 
 TM_NORM_BLOCKS(TM_NAME, TM_STORE)
 
+#undef TM_SUM_ROWS
 #undef TM_ROWS_2
 #undef TM_ROWS_1
 #undef TM_ROWS_INF

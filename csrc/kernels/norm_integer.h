@@ -4,7 +4,7 @@
 #define TM_ROWS_1 TM_PASTE(norm_1_rows_, TM_NAME)
 #define TM_ROWS_INF TM_PASTE(norm_inf_rows_, TM_NAME)
 
-static void TM_ROWS_2(tm_norm_state *state, const TM_STORE *p, size_t rows) {
+TM_NOINLINE void TM_ROWS_2(tm_norm_state *state, const TM_STORE *p, size_t rows) {
     double sumsq[TM_LANES];
     memcpy(sumsq, state->lane, sizeof sumsq);
     for (size_t r = 0; r < rows; r++, p += TM_LANES) {
@@ -17,7 +17,7 @@ static void TM_ROWS_2(tm_norm_state *state, const TM_STORE *p, size_t rows) {
     memcpy(state->lane, sumsq, sizeof sumsq);
 }
 
-static void TM_ROWS_1(tm_norm_state *state, const TM_STORE *p, size_t rows) {
+TM_NOINLINE void TM_ROWS_1(tm_norm_state *state, const TM_STORE *p, size_t rows) {
     double sum[TM_LANES];
     memcpy(sum, state->lane, sizeof sum);
     for (size_t r = 0; r < rows; r++, p += TM_LANES) {
@@ -30,7 +30,7 @@ static void TM_ROWS_1(tm_norm_state *state, const TM_STORE *p, size_t rows) {
 }
 
 /* Magnitudes are unsigned, so that the lowest signed value has one. */
-static void TM_ROWS_INF(tm_norm_state *state, const TM_STORE *p, size_t rows) {
+TM_NOINLINE void TM_ROWS_INF(tm_norm_state *state, const TM_STORE *p, size_t rows) {
     TM_UNSIGNED high[TM_LANES] = {0};
     for (size_t r = 0; r < rows; r++, p += TM_LANES) {
         tm_prefetch_row(p, TM_LANES * sizeof *p);

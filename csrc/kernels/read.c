@@ -2,13 +2,14 @@
  * accumulators keep it waiting for memory only. */
 #include "tm_widen.h"
 
+typedef uint64_t __attribute__((may_alias, aligned(1))) word; /* any alignment, any element type */
+
 static uint64_t plain_read(const void *data, size_t bytes) {
     const char *p = data;
     uint64_t total[TM_LANES] = {0};
     for (; bytes >= sizeof total; bytes -= sizeof total, p += sizeof total) {
-        uint64_t row[TM_LANES];
+        const word *row = (const word *)(const void *)p;
         tm_prefetch_row(p, sizeof total);
-        memcpy(row, p, sizeof row); /* any alignment */
         for (int l = 0; l < TM_LANES; l++) {
             total[l] += row[l];
         }

@@ -7,9 +7,11 @@ static size_t TM_PASTE(scan_, TM_NAME)(const void *data, size_t n) {
     for (; n - i >= 4 * TM_LANES; i += 4 * TM_LANES) {
         TM_SINT high[TM_LANES] = {0};
         tm_prefetch_row(p + i, 4 * TM_LANES * sizeof *p);
-        for (int k = 0; k < 4 * TM_LANES; k++) {
-            TM_SINT magnitude = (TM_SINT)(p[i + (size_t)k] & TM_SABS);
-            high[k % TM_LANES] = magnitude > high[k % TM_LANES] ? magnitude : high[k % TM_LANES];
+        for (size_t row = i; row < i + 4 * TM_LANES; row += TM_LANES) {
+            for (int l = 0; l < TM_LANES; l++) {
+                TM_SINT magnitude = (TM_SINT)(p[row + (size_t)l] & TM_SABS);
+                high[l] = magnitude > high[l] ? magnitude : high[l];
+            }
         }
         TM_SINT any = 0;
         for (int l = 0; l < TM_LANES; l++) {

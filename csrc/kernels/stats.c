@@ -1,6 +1,6 @@
 /* Statistics of a chunk: sums, extremes and counters in one read (contract: tm_kernels.h). */
 #include "tm_bytes.h"
-#include "tm_widen.h"
+#include "tm_rows.h"
 
 #include <math.h>
 #include <string.h>
@@ -20,12 +20,12 @@
     }
 
 /* Adding +0.0 turns -0.0 into +0.0 and nothing else: a zero extreme has one sign whatever the order was. */
-static inline void tm_stats_extremes(tm_stats_state *state, double low, double high) {
+TM_INLINE void tm_stats_extremes(tm_stats_state *state, double low, double high) {
     state->min = (low < state->min ? low : state->min) + 0.0;
     state->max = (high > state->max ? high : state->max) + 0.0;
 }
 
-static inline int tm_lanes_finite(const double *lane) {
+TM_INLINE int tm_lanes_finite(const double *lane) {
     const tm_int64 *bits = (const tm_int64 *)lane;
     int64_t bad[TM_LANES];
     for (int l = 0; l < TM_LANES; l++) {

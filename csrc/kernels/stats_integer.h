@@ -5,7 +5,7 @@
 /* Sums run over `p`, extremes over `q`: the same rows, except that a last row is padded with zeros in the one
  * and with its first element in the other. Extremes are found as integers; the conversion keeps their order.
  */
-static void TM_PLAIN(tm_stats_state *state, const TM_STORE *p, const TM_STORE *q, size_t rows) {
+TM_NOINLINE void TM_PLAIN(tm_stats_state *state, const TM_STORE *p, const TM_STORE *q, size_t rows) {
     double sum[TM_LANES], sumsq[TM_LANES];
     TM_STORE low[TM_LANES], high[TM_LANES];
     TM_COUNT zero[TM_LANES] = {0};

@@ -19,7 +19,7 @@
     X(F8E8M0FNU, f8e8m0fnu, 0, 0xff, 0xff)
 
 /* Index of the first non-finite code of a float8 dtype, n if none: whole blocks by one comparison a code. */
-static inline size_t tm_bytes_find(const uint8_t *p, size_t n, uint8_t offset, uint8_t mask, uint8_t first) {
+TM_INLINE size_t tm_bytes_find(const uint8_t *p, size_t n, uint8_t offset, uint8_t mask, uint8_t first) {
     size_t i = 0;
     for (; n - i >= 1024; i += 1024) {
         uint8_t any = 0;
@@ -37,7 +37,7 @@ static inline size_t tm_bytes_find(const uint8_t *p, size_t n, uint8_t offset, u
     return i;
 }
 
-static inline void tm_bytes_count(tm_byte_counts *counts, const uint8_t *p, size_t n) {
+TM_INLINE void tm_bytes_count(tm_byte_counts *counts, const uint8_t *p, size_t n) {
     size_t i = 0;
     for (; n - i >= 8; i += 8) {
         uint64_t word;
@@ -55,7 +55,7 @@ static inline void tm_bytes_count(tm_byte_counts *counts, const uint8_t *p, size
 }
 
 /* Adds the sub-tables; a chunk has fewer than 2^32 elements. */
-static inline void tm_bytes_merge(const tm_byte_counts *counts, uint32_t *total) {
+TM_INLINE void tm_bytes_merge(const tm_byte_counts *counts, uint32_t *total) {
     for (int c = 0; c < 256; c++) {
         uint32_t sum = 0;
         for (int k = 0; k < TM_SUBTABLES; k++) {

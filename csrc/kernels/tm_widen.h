@@ -13,17 +13,17 @@ typedef int64_t __attribute__((may_alias)) tm_int64;
 typedef int32_t __attribute__((may_alias)) tm_int32;
 typedef uint32_t __attribute__((may_alias)) tm_bits32;
 
-static inline const double *tm_row_f64(const double *p, double *buffer) {
+TM_INLINE const double *tm_row_f64(const double *p, double *buffer) {
     (void)buffer;
     return p;
 }
 
-static inline const float *tm_row_f32(const float *p, float *buffer) {
+TM_INLINE const float *tm_row_f32(const float *p, float *buffer) {
     (void)buffer;
     return p;
 }
 
-static inline const float *tm_row_bf16(const uint16_t *p, float *buffer) {
+TM_INLINE const float *tm_row_bf16(const uint16_t *p, float *buffer) {
     tm_bits32 *bits = (tm_bits32 *)buffer;
     for (int l = 0; l < TM_LANES; l++) {
         bits[l] = (uint32_t)p[l] << 16;
@@ -33,7 +33,7 @@ static inline const float *tm_row_bf16(const uint16_t *p, float *buffer) {
 
 /* With F16C the conversion is one instruction for 8 or 16 elements; the compiler does not find it by itself.
  */
-static inline const float *tm_row_f16(const uint16_t *p, float *buffer) {
+TM_INLINE const float *tm_row_f16(const uint16_t *p, float *buffer) {
 #if defined(__AVX512F__)
     for (int l = 0; l < TM_LANES; l += 16) {
         _mm512_storeu_ps(buffer + l,
@@ -53,8 +53,13 @@ static inline const float *tm_row_f16(const uint16_t *p, float *buffer) {
         uint32_t magnitude = p[l] & UINT32_C(0x7fff);
         bits[l] = (magnitude << 13) + (magnitude < 0x400 ? UINT32_C(113) << 23 : UINT32_C(112) << 23);
     }
+    float excess[TM_LANES];
+    tm_bits32 *excess_bits = (tm_bits32 *)excess;
+    for (int l = 0; l < TM_LANES; l++) { /* as bits: a choice between floats is not vectorised */
+        excess_bits[l] = (p[l] & UINT32_C(0x7fff)) < 0x400 ? UINT32_C(113) << 23 : 0;
+    }
     for (int l = 0; l < TM_LANES; l++) {
-        buffer[l] -= (p[l] & 0x7fff) < 0x400 ? 0x1p-14F : 0.0F;
+        buffer[l] -= excess[l];
     }
     for (int l = 0; l < TM_LANES; l++) {
         uint32_t magnitude = p[l] & UINT32_C(0x7fff);
