@@ -6,6 +6,7 @@
 #define TM_EXTREMES TM_PASTE(stats_extremes_, TM_NAME)
 #define TM_EXTREMES_BEGIN TM_PASTE(stats_extremes_begin_, TM_NAME)
 #define TM_EXTREMES_ROW TM_PASTE(stats_extremes_row_, TM_NAME)
+#define TM_COUNT_ZEROS TM_PASTE(stats_count_zeros_, TM_NAME)
 #define TM_EXTREMES_END TM_PASTE(stats_extremes_end_, TM_NAME)
 
 #if TM_HALF
@@ -27,9 +28,8 @@ TM_INLINE void TM_EXTREMES_BEGIN(TM_EXTREMES *extremes) {
     }
 }
 
-TM_INLINE void TM_EXTREMES_ROW(TM_EXTREMES *extremes, const TM_STORE *p, const TM_WIDE *x) {
+TM_INLINE void TM_EXTREMES_ROW(TM_EXTREMES *extremes, const TM_STORE *p) {
     const int16_t *bits = (const int16_t *)p;
-    (void)x;
     for (int l = 0; l < TM_LANES; l++) {
         extremes->low[l] = p[l] < extremes->low[l] ? p[l] : extremes->low[l];
         extremes->high[l] = p[l] > extremes->high[l] ? p[l] : extremes->high[l];
@@ -38,7 +38,9 @@ TM_INLINE void TM_EXTREMES_ROW(TM_EXTREMES *extremes, const TM_STORE *p, const T
     tm_zeros_row_half(extremes->zero, p);
 }
 
-TM_INLINE void TM_EXTREMES_END(TM_EXTREMES *extremes, tm_stats_state *state) {
+TM_INLINE void TM_EXTREMES_END(TM_EXTREMES *extremes, tm_stats_state *state, const TM_STORE *start,
+                               size_t rows) {
+    (void)start, (void)rows;
     TM_STORE ends[TM_LANES] = {0};
     TM_WIDE buffer[TM_LANES];
     TM_FOLD(extremes->low, <);
@@ -52,34 +54,46 @@ TM_INLINE void TM_EXTREMES_END(TM_EXTREMES *extremes, tm_stats_state *state) {
     state->n_zero += extremes->zero[0];
 }
 #else
+/* `nearest` to zero tells whether a block has zeros; few blocks do, and those are counted in a second look:
+ * one instruction an element less than counting always. */
 typedef struct TM_EXTREMES {
-    TM_WIDE low[TM_LANES], high[TM_LANES];
-    TM_INT zero[TM_LANES];
+    TM_WIDE low[TM_LANES], high[TM_LANES], nearest[TM_LANES];
 } TM_EXTREMES;
 
 TM_INLINE void TM_EXTREMES_BEGIN(TM_EXTREMES *extremes) {
     for (int l = 0; l < TM_LANES; l++) {
         extremes->low[l] = (TM_WIDE)INFINITY;
         extremes->high[l] = (TM_WIDE)-INFINITY;
-        extremes->zero[l] = 0;
+        extremes->nearest[l] = (TM_WIDE)INFINITY;
     }
 }
 
-TM_INLINE void TM_EXTREMES_ROW(TM_EXTREMES *extremes, const TM_STORE *p, const TM_WIDE *x) {
-    (void)p;
+TM_INLINE void TM_EXTREMES_ROW(TM_EXTREMES *extremes, const TM_STORE *x) {
     for (int l = 0; l < TM_LANES; l++) {
         extremes->low[l] = x[l] < extremes->low[l] ? x[l] : extremes->low[l];
         extremes->high[l] = x[l] > extremes->high[l] ? x[l] : extremes->high[l];
     }
-    TM_PASTE(tm_zeros_row_, TM_WIDE)(extremes->zero, x);
+    TM_PASTE(tm_nearest_row_, TM_WIDE)(extremes->nearest, x);
 }
 
-TM_INLINE void TM_EXTREMES_END(TM_EXTREMES *extremes, tm_stats_state *state) {
+TM_NOINLINE int64_t TM_COUNT_ZEROS(const TM_STORE *x, size_t rows) {
+    TM_INT zero[TM_LANES] = {0};
+    for (size_t r = 0; r < rows; r++, x += TM_LANES) {
+        for (int l = 0; l < TM_LANES; l++) {
+            zero[l] += x[l] == 0;
+        }
+    }
+    TM_FOLD_SUM(zero);
+    return zero[0];
+}
+
+TM_INLINE void TM_EXTREMES_END(TM_EXTREMES *extremes, tm_stats_state *state, const TM_STORE *start,
+                               size_t rows) {
     TM_FOLD(extremes->low, <);
     TM_FOLD(extremes->high, >);
-    TM_FOLD_SUM(extremes->zero);
+    TM_FOLD(extremes->nearest, <);
     tm_stats_extremes(state, extremes->low[0], extremes->high[0]);
-    state->n_zero += extremes->zero[0];
+    state->n_zero += extremes->nearest[0] == 0 ? TM_COUNT_ZEROS(start, rows) : 0;
 }
 #endif
 
@@ -90,6 +104,8 @@ TM_INLINE void TM_EXTREMES_END(TM_EXTREMES *extremes, tm_stats_state *state) {
 TM_NOINLINE int TM_PLAIN(tm_stats_state *state, const TM_STORE *p, size_t rows) {
     double sum[TM_LANES], sumsq[TM_LANES];
     TM_EXTREMES extremes;
+    const TM_STORE *start = p;
+    size_t n_rows = rows;
 
     memcpy(sum, state->sum, sizeof sum);
     memcpy(sumsq, state->sumsq, sizeof sumsq);
@@ -105,14 +121,14 @@ TM_NOINLINE int TM_PLAIN(tm_stats_state *state, const TM_STORE *p, size_t rows) 
                 p,
                 TM_LANES * sizeof *p); /* also keeps gcc from jamming rows together, at a 5th of the speed */
             tm_sums_row_float(sum, sumsq, x);
-            TM_EXTREMES_ROW(&extremes, p, x);
+            TM_EXTREMES_ROW(&extremes, p);
         }
     }
 #else
     for (size_t r = 0; r < rows; r++, p += TM_LANES) {
         tm_prefetch_row(p, TM_LANES * sizeof *p);
         TM_PASTE(tm_sums_row_, TM_WIDE)(sum, sumsq, p);
-        TM_EXTREMES_ROW(&extremes, p, p);
+        TM_EXTREMES_ROW(&extremes, p);
     }
 #endif
     if (!tm_lanes_finite(sumsq)) {
@@ -120,7 +136,7 @@ TM_NOINLINE int TM_PLAIN(tm_stats_state *state, const TM_STORE *p, size_t rows) 
     }
     memcpy(state->sum, sum, sizeof sum);
     memcpy(state->sumsq, sumsq, sizeof sumsq);
-    TM_EXTREMES_END(&extremes, state);
+    TM_EXTREMES_END(&extremes, state, start, n_rows);
     return 1;
 }
 
@@ -213,3 +229,4 @@ static void TM_PASTE(stats_block_, TM_NAME)(tm_stats_state *state, const void *d
 #undef TM_EXTREMES_BEGIN
 #undef TM_EXTREMES_ROW
 #undef TM_EXTREMES_END
+#undef TM_COUNT_ZEROS
