@@ -12,6 +12,7 @@ Environment (docs/development.md tells more):
 
 Macros for the C code:
     TM_TIER             kernels only: baseline, avx2 or avx512, the tier that this object is compiled for
+    TM_HAVE_X86_TIERS   all of _core, on x86-64 only: the objects of avx2 and avx512 exist
     TM_BLAS_HEADER      core only: <cblas.h>, so that tm_blas.c says `#include TM_BLAS_HEADER`
     TM_BLAS_PREFIX      core only: what stands before each BLAS and LAPACK symbol: scipy_ or nothing
 """
@@ -95,12 +96,13 @@ AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 AVX512 = [*AVX2, *(f"-mavx512{part}" for part in ("f", "vl", "bw", "dq")), "-mprefer-vector-width=512"]
 X86 = platform.machine().lower() in ("x86_64", "amd64")
 TIERS = {"baseline": [], "avx2": AVX2, "avx512": AVX512} if X86 else {"baseline": []}
+MACROS = [("TM_HAVE_X86_TIERS", "1")] if X86 else []
 
 
 def static_library(name: str, folder: str, macros: list, cflags: list[str]) -> tuple[str, dict]:
     return name, {
         "sources": code("*.c", folder),
-        "macros": macros,
+        "macros": [*MACROS, *macros],
         # Not for the extensions: Python's slot tables hold functions as void *.
         "cflags": [*CFLAGS, "-Wpedantic", *cflags],
         "obj_deps": {"": code("*.h", "core", "kernels")},
@@ -115,6 +117,7 @@ KERNEL_LIBRARIES = [
 CORE = Extension(
     "trainmon._core",
     code("*.c", "python"),
+    define_macros=MACROS,
     extra_compile_args=list(CFLAGS),
     extra_link_args=list(LDFLAGS),
     depends=code("*.[ch]", "core", "kernels", "python"),

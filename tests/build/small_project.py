@@ -53,7 +53,7 @@ const char *core_blas(void) {
     return BLAS(openblas_get_config)();
 }
 int core_tier(int tier) {
-#ifdef __x86_64__
+#ifdef TM_HAVE_X86_TIERS
     return tier == 0 ? kernel_baseline() : tier == 1 ? kernel_avx2() : kernel_avx512();
 #else
     return tier == 0 ? kernel_baseline() : 0;
