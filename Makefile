@@ -62,7 +62,9 @@ format: build ## apply ruff and clang-format
 	$(VENV)/bin/clang-format -i $(FORMATTED)
 
 tiers: build ## kernel tests once per instruction-set tier
+	available=$$($(PY) -c 'import trainmon; print(*trainmon.cpu_info()["available"])')
 	for tier in $(TIERS); do
+	    [[ " $$available " == *" $$tier "* ]] || { echo "== $$tier skipped: this machine has $$available"; continue; }
 	    echo "== TRAINMON_CPU=$$tier"
 	    TRAINMON_CPU=$$tier $(PYTEST) tests/kernels
 	done
@@ -75,12 +77,15 @@ ASAN_ENV = LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-na
 
 asan: build ## kernel and config tests, and the C tests, under ASan and UBSan
 	mkdir -p $(ASAN)
+	rm -rf $(ASAN)/{csrc,docs,trainmon,tests}
 	tar -c --exclude='*.so' --exclude=_libs --exclude=__pycache__ \
 	    csrc docs trainmon tests setup.py pyproject.toml README.md | tar -x -C $(ASAN)
 	python=$$PWD/$(PY)
 	(cd $(ASAN) && TRAINMON_SANITIZE=address,undefined $$python setup.py -q build_ext --inplace)
-	(cd $(ASAN) && $(ASAN_ENV) PYTHONPATH=$$PWD $$python -m pytest $(PYTEST_ARGS) tests/kernels tests/config)
-	$(MAKE) -C csrc/tests check SANITIZE=1
+	export PYTHONPATH=$$PWD/$(ASAN)
+	(cd $(ASAN) && $(ASAN_ENV) $$python -c 'import trainmon; assert "asan" in trainmon.build_info()["switches"]')
+	(cd $(ASAN) && $(ASAN_ENV) $$python -m pytest $(PYTEST_ARGS) tests/kernels tests/config)
+	$(MAKE) -s -C csrc/tests check SANITIZE=1
 
 # NumPy 1.26 in front of everything that .venv has, the extension built on NumPy 2 included.
 numpy126: build ## kernel, config and engine tests on NumPy 1.26
@@ -88,7 +93,7 @@ numpy126: build ## kernel, config and engine tests on NumPy 1.26
 	    echo "skipped: NumPy 1.26 does not exist for the Python in $(VENV); use 3.11 or 3.12"
 	    exit 0
 	fi
-	old=build/numpy126
+	old=$$PWD/build/numpy126
 	[ -d $$old ] || $(PY) -m pip install -q --no-deps --target $$old 'numpy==1.26.*'
 	PYTHONPATH=$$old $(PY) -c 'import numpy; print("NumPy", numpy.__version__)'
 	PYTHONPATH=$$old $(PYTEST) $(CORE_TESTS)
