@@ -27,8 +27,8 @@
 #endif
 
 /* Rows of TM_LANES elements between two looks at the lanes: a block that met a non-finite value is read again
- * from the cache, and narrow counters cannot overflow. */
-#define TM_BLOCK_ROWS 256
+ * from the cache, and 16-bit counters cannot overflow (512 * 32 < 2^15). */
+#define TM_BLOCK_ROWS 512
 
 /* The one order in which lanes are added: l and l + 16, then l and l + 8, ... */
 TM_INLINE double tm_lane_total(const double *lane) {
@@ -54,8 +54,8 @@ TM_INLINE double tm_lane_total(const double *lane) {
 
 /* Near lines into L1, far ones into L2 so that they cross into the next page before its turn. Addresses past
  * the end are harmless: a prefetch never faults. */
-#define TM_PREFETCH_NEAR 512
-#define TM_PREFETCH_FAR 4096
+#define TM_PREFETCH_NEAR 3072
+#define TM_PREFETCH_FAR 6144
 TM_INLINE void tm_prefetch_row(const void *row, int bytes) {
     for (int offset = 0; offset < bytes; offset += 64) {
         __builtin_prefetch((const char *)row + TM_PREFETCH_NEAR + offset, 0, 3);
