@@ -83,7 +83,7 @@ asan: build ## kernel and config tests, and the C tests, under ASan and UBSan
 	python=$$PWD/$(PY)
 	(cd $(ASAN) && TRAINMON_SANITIZE=address,undefined $$python setup.py -q build_ext --inplace)
 	export PYTHONPATH=$$PWD/$(ASAN)
-	(cd $(ASAN) && $(ASAN_ENV) $$python -c 'import trainmon; assert "asan" in trainmon.build_info()["switches"]')
+	(cd $(ASAN) && $(ASAN_ENV) $$python -c 'import trainmon; assert "address sanitizer" in trainmon.build_info()["switches"]')
 	(cd $(ASAN) && $(ASAN_ENV) $$python -m pytest $(PYTEST_ARGS) tests/kernels tests/config)
 	$(MAKE) -s -C csrc/tests check SANITIZE=1
 
