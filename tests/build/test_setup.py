@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import platform
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -62,6 +63,10 @@ def test_openblas_is_carried_along_and_found_without_its_package(project: SmallP
     mapped = {Path(name) for name in ast.literal_eval(project.run("-c", code).stdout)}
     carried = set(project.folder.resolve().glob("trainmon/_libs/libscipy_openblas*"))
     assert {path for path in mapped if "openblas" in path.name} == carried != set()
+    # No folder of the Python that built it, where a library of the same name would win.
+    (extension,) = project.folder.glob("trainmon/_core*.so")
+    dynamic = subprocess.run(["readelf", "-d", extension], capture_output=True, text=True, check=True).stdout
+    assert re.findall(r"(?:RPATH|RUNPATH).*\[(.*)\]", dynamic) == ["$ORIGIN/_libs"]
 
 
 def pkg_config_that_knows(folder: Path, *packages: str) -> dict[str, str]:
