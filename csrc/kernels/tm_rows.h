@@ -25,6 +25,13 @@ TM_INLINE void tm_squares_row_float(double *sumsq, const float *x) {
     }
 }
 
+TM_INLINE void tm_magnitudes_row_float(double *sum, const float *x) {
+    for (int l = 0; l < TM_LANES; l += 8) {
+        __m512d magnitude = _mm512_abs_pd(_mm512_cvtps_pd(_mm256_loadu_ps(x + l)));
+        _mm512_storeu_pd(sum + l, _mm512_add_pd(_mm512_loadu_pd(sum + l), magnitude));
+    }
+}
+
 /* range with selector 2: whichever has the smaller magnitude, without its sign. */
 TM_INLINE void tm_nearest_row_float(float *nearest, const float *x) {
     for (int l = 0; l < TM_LANES; l += 16) {
@@ -61,6 +68,12 @@ TM_INLINE void tm_squares_row_float(double *sumsq, const float *x) {
     }
 }
 
+TM_INLINE void tm_magnitudes_row_float(double *sum, const float *x) {
+    for (int l = 0; l < TM_LANES; l++) {
+        sum[l] += (double)__builtin_fabsf(x[l]);
+    }
+}
+
 TM_INLINE void tm_nearest_row_float(float *nearest, const float *x) {
     for (int l = 0; l < TM_LANES; l++) {
         float magnitude = __builtin_fabsf(x[l]);
@@ -85,7 +98,7 @@ TM_INLINE void tm_zeros_row_half(int16_t *zero, const uint16_t *p) {
 /* 16-bit elements are widened group by group into a buffer that stays in L1, so that the loop over doubles
  * finds floats in memory and has all registers for lanes. float64 and float32 rows are read where they are.
  */
-#define TM_GROUP_ROWS 16
+#define TM_GROUP_ROWS 32
 
 #define TM_DEFINE_GROUP(name)                                                                                \
     TM_NOINLINE const float *tm_group_##name(const uint16_t *p, float *buffer, size_t rows) {                \
@@ -115,12 +128,6 @@ TM_INLINE void tm_squares_row_double(double *sumsq, const double *x) {
 TM_INLINE void tm_magnitudes_row_double(double *sum, const double *x) {
     for (int l = 0; l < TM_LANES; l++) {
         sum[l] += __builtin_fabs(x[l]);
-    }
-}
-
-TM_INLINE void tm_magnitudes_row_float(double *sum, const float *x) {
-    for (int l = 0; l < TM_LANES; l++) {
-        sum[l] += (double)__builtin_fabsf(x[l]);
     }
 }
 
