@@ -72,7 +72,7 @@ tiers: build ## kernel tests once per instruction-set tier
 # The copy keeps instrumented objects apart from the others; it comes first on PYTHONPATH. libstdc++ is preloaded
 # because the sanitizer's exception hook must find it before torch brings it along.
 ASAN := build/asan
-ASAN_ENV = LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so)" \
+ASAN_ENV = LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so.6)" \
     ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 PYTHONMALLOC=malloc
 
 asan: build ## kernel and config tests, and the C tests, under ASan and UBSan
