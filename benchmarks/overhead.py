@@ -1,6 +1,6 @@
 """What trainmon costs a training step: its own clock, and an A/B run beside it.
 
-    python benchmarks/overhead.py [--quick] [--pairs N] [--steps N]
+    python -m benchmarks.overhead [--quick] [--pairs N] [--steps N]
 
 Both are taken on the GPT of `examples/gpt` with all that can be switched on switched on.
 
@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import os
 import sys
 import tempfile
 import time
@@ -66,6 +67,7 @@ class Block:
 
 def measure(pairs: int = 20, steps: int = 5, seed: int = 0) -> list[Row]:
     """Runs `pairs` pairs of blocks of `steps` counted steps and returns the rows of the report."""
+    load = os.getloadavg()[0]
     config = demo.read_config(ROOT / "examples" / "gpt" / "train.yaml")
     training = demo.Training(
         demo.section_of(config, "model", demo.ModelConfig),
@@ -86,6 +88,7 @@ def measure(pairs: int = 20, steps: int = 5, seed: int = 0) -> list[Row]:
     step = float(np.median([block.wall for block in plain]))
     share = sum(block.inside for block in watched) / sum(block.wall for block in watched)
     rows = [
+        Row("load average before", f"{load:.1f} on {os.cpu_count()} cores"),
         Row("step without monitor, median", f"{step * 1e3:.1f} ms"),
         Row("inside trainmon, per step", f"{np.mean([block.inside for block in watched]) * 1e6:.0f} us"),
         Row("inside trainmon, share of the step", f"{share:.3%}", f"<= {MARK:.0%}", share <= MARK),
