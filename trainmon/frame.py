@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -254,35 +254,40 @@ class Frame:
         """
         scalars: dict[str, float | None] = {}
         tables: list[Table] = []
-        for series in self.registry.series.values():
-            if not due(series.probe):
-                continue
-            values, valid = self._derive(series)
-            if series.subjects is None:
-                scalars[series.name] = float(values[0]) if valid[0] else None
-            elif series.listed:
-                end = len(series.subjects)
-                if series.numbered:
-                    end = int(np.flatnonzero(valid)[-1]) + 1 if valid.any() else 0
-                names = series.subjects[:end]
-                tables.append(
-                    Table(series.name, series.probe, series.spec.unit, names, values[:end], valid[:end])
-                )
-            else:
-                for subject, value, known in zip(series.subjects, values, valid, strict=True):
-                    scalars[concrete_name(series.name, subject)] = float(value) if known else None
+        with np.errstate(all="ignore"):
+            for series in self.registry.series.values():
+                if not due(series.probe):
+                    continue
+                values, valid = self._derive(series)
+                if series.subjects is None:
+                    scalars[series.name] = float(values[0]) if valid[0] else None
+                elif series.listed:
+                    tables.append(self._table(series, values, valid))
+                else:
+                    for subject, value, known in zip(series.subjects, values, valid, strict=True):
+                        scalars[concrete_name(series.name, subject)] = float(value) if known else None
         return Snapshot(self.step, wall_time, elapsed, scalars, tuple(tables), total_steps)
 
     def _derive(self, series: Series) -> tuple[Floats, Flags]:
-        columns: list[Any] = []
-        known: Any = True
+        """Values and validity of a series; either may be a view into the frame."""
+        columns: list[Floats] = []
+        known: Flags | None = None
         for part in series.parts:
             values, valid = self.get(part)
             columns.append(values)
-            known = known & valid
-        with np.errstate(all="ignore"):
-            result, defined = series.derive(*columns)
-        size = len(series.subjects) if series.subjects is not None else 1
-        valid = np.broadcast_to(np.asarray(known & np.asarray(defined)), (size,))
-        # The snapshot outlives the frame: own the memory.
-        return np.array(np.broadcast_to(result, (size,)), np.float64), valid.copy()
+            known = valid if known is None else known & valid
+        result, defined = series.derive(*columns)
+        if known is None:
+            raise ValueError(f"{series.name} has no parts")
+        return result, known if defined is True else known & defined
+
+    @staticmethod
+    def _table(series: Series, values: Floats, valid: Flags) -> Table:
+        """A table that outlives the frame; numbered values end with the last one that is known."""
+        names = series.subjects or ()
+        end = len(names)
+        if series.numbered:
+            end = int(np.flatnonzero(valid)[-1]) + 1 if valid.any() else 0
+        return Table(
+            series.name, series.probe, series.spec.unit, names[:end], values[:end].copy(), valid[:end].copy()
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,19 @@ def test_norms_before_and_after_clipping(tmp_path: Path, backend: Any) -> None:
         assert record["grad/norm_clipped"] == pytest.approx(min(norm, 0.5), rel=1e-5)
         assert record["grad/clip_coef"] == pytest.approx(min(1.0, 0.5 / norm), rel=1e-5)
         assert record["optim/lr"] == 0.1 and record["grad/nonfinite"] == 0
+
+
+@pytest.mark.parametrize("backend", ["host", "torch"])
+def test_no_gradient_is_kept_alive(tmp_path: Path, backend: Any) -> None:
+    model, optimizer = make()
+    with trainmon.attach(model, optimizer, config(tmp_path), backend=backend) as mon:
+        model(torch.ones(1, 3)).sum().backward()
+        mon.grads_ready()
+        gradients = [weakref.ref(parameter.grad) for parameter in model.parameters()]
+        optimizer.step()
+        optimizer.zero_grad()
+        assert [gradient() for gradient in gradients] == [None] * 4
+        mon.step_end()
 
 
 def test_one_packed_read_a_step(tmp_path: Path) -> None:

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from trainmon.backend.base import Lazy
-from trainmon.events import GradsReady, StepBegin, StepEnd
+from trainmon.events import GradsReady, Phase, StepBegin, StepEnd
 from trainmon.frame import Flags, Floats, Frame, Registry, identity, root
 from trainmon.probes.base import ProbeContext, Sample
 
@@ -31,6 +32,17 @@ def _total(*counts: Floats) -> tuple[Floats, bool]:
 
 def _root_of_scaled(square: Floats, scale: Floats) -> tuple[Floats, Flags]:
     return np.sqrt(square) / scale, scale > 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What is kept of the gradients after the event: never a tensor, whose memory the host wants back."""
+
+    names: Sequence[str]
+    phase: Phase
+    clip_norm: float | None
+    scale: float
+    table: Lazy
 
 
 class GradientsProbe:
@@ -58,8 +70,7 @@ class GradientsProbe:
         self._reset()
 
     def _reset(self) -> None:
-        self._reduced: tuple[GradsReady, Lazy] | None = None
-        self._after: tuple[GradsReady, Lazy] | None = None
+        self._seen: _Seen | None = None
         self._after_square: Lazy | None = None
 
     def begin(self, context: ProbeContext) -> None:
@@ -98,53 +109,57 @@ class GradientsProbe:
         self._reset()
 
     def on_grads_ready(self, event: GradsReady) -> None:
-        backend = self._context.backend
-        if event.phase == "reduced":
-            self._reduced = (event, backend.summaries(event.gradients.tensors))
-        elif event.phase == "clipped" and self._reduced is None:
-            self._after = (event, backend.summaries(event.gradients.tensors))
+        backend, view = self._context.backend, event.gradients
+        if event.phase == "reduced" or (event.phase == "clipped" and self._seen is None):
+            scale = 1.0 if event.loss_scale is None else float(event.loss_scale)
+            table = backend.summaries(view.tensors)
+            self._seen = _Seen(view.names, event.phase, event.clip_norm, scale, table)
         elif event.phase == "clipped" and self._clipped:
-            self._after_square = backend.square_sum(event.gradients.tensors)
+            self._after_square = backend.square_sum(view.tensors)
 
     def close(self, event: StepEnd) -> Sample:
-        reduced, after, after_square = self._reduced, self._after, self._after_square
+        seen, after_square = self._seen, self._after_square
         self._reset()
         host_norm = None if event.grad_norm is None else self._context.backend.scalar(event.grad_norm)
-        seen = reduced or after
         if seen is not None:
-            self._follow_parameters(event.step, seen[0])
-        lazies = [lazy for lazy in (seen and seen[1], after_square, host_norm) if lazy is not None]
+            self._follow_parameters(event.step, seen)
+        table_read = None if seen is None else seen.table
+        lazies = [lazy for lazy in (table_read, after_square, host_norm) if lazy is not None]
 
         def write(frame: Frame, read: Sequence[Floats]) -> None:
             values = iter(read)
             table = next(values) if seen is not None else None
             square_after = float(next(values)[0]) if after_square is not None else None
             reported = float(next(values)[0]) if host_norm is not None else None
-            if seen is None or table is None:
-                if reported is not None:
-                    self._set_norm(frame, reported * reported, 1.0)
-                return
-            ready = seen[0]
-            square = float(np.sum(table[:, 0]))
-            scale = 1.0 if ready.loss_scale is None else float(ready.loss_scale)
-            if reduced is not None:
-                self._set_norm(frame, square, scale)
-                self._write_table(frame, ready.gradients.names, table[:, 0] / scale**2)
-            else:
-                square_after = square
-                if reported is not None:
-                    self._set_norm(frame, reported * reported, 1.0)
-                    if reported > 0 and math.isfinite(square):
-                        # Clipping scaled every gradient alike, so each one's own norm grows back alike.
-                        self._write_table(
-                            frame,
-                            ready.gradients.names,
-                            table[:, 0] * (reported * reported / max(square, 5e-324)),
-                        )
-            self._write_clipping(frame, square_after, ready.clip_norm)
-            self._write_nonfinite(frame, event.step, ready, table)
+            if seen is not None and table is not None:
+                self._write(frame, event.step, seen, table, square_after, reported)
+            elif reported is not None:
+                self._set_norm(frame, reported * reported, 1.0)
 
         return Sample(lazies, write)
+
+    def _write(
+        self,
+        frame: Frame,
+        step: int,
+        seen: _Seen,
+        table: Floats,
+        square_after: float | None,
+        reported: float | None,
+    ) -> None:
+        square = float(np.sum(table[:, 0]))
+        if seen.phase == "reduced":
+            self._set_norm(frame, square, seen.scale)
+            self._write_table(frame, seen.names, table[:, 0] / seen.scale**2)
+        else:
+            square_after = square
+            if reported is not None:
+                self._set_norm(frame, reported * reported, 1.0)
+                if reported > 0 and 0 < square < math.inf:
+                    # Clipping scaled every gradient alike, so each one's own norm grows back alike.
+                    self._write_table(frame, seen.names, table[:, 0] * (reported * reported / square))
+        self._write_clipping(frame, square_after, seen.clip_norm)
+        self._write_nonfinite(frame, step, seen, table)
 
     def _set_norm(self, frame: Frame, square: float, scale: float) -> None:
         frame.set(self._parts[0], square)
@@ -173,7 +188,7 @@ class GradientsProbe:
         elif square_after is not None and norm > 0 and math.isfinite(square_after):
             frame.set(coefficient, math.sqrt(square_after) / norm)
 
-    def _write_nonfinite(self, frame: Frame, step: int, ready: GradsReady, table: Floats) -> None:
+    def _write_nonfinite(self, frame: Frame, step: int, seen: _Seen, table: Floats) -> None:
         totals = table[:, 2:5].sum(axis=0)
         for part, total in zip(self._counts, totals, strict=True):
             frame.set(part, float(total))
@@ -181,16 +196,16 @@ class GradientsProbe:
         bad = np.flatnonzero(table[:, 2:5].any(axis=1))
         if len(bad) and self._bad_since is None:
             self._bad_since = step
-            self._report(step, ready, table, bad)
+            self._report(step, seen, table, bad)
         elif not len(bad) and self._bad_since is not None:
             steps = step - self._bad_since
             text = f"gradients are finite again after {steps} step{'s' if steps > 1 else ''}"
             self._context.say("info", "finite_gradient", text, step=step)
             self._bad_since = None
 
-    def _report(self, step: int, ready: GradsReady, table: Floats, bad: Any) -> None:
+    def _report(self, step: int, seen: _Seen, table: Floats, bad: Any) -> None:
         first = int(bad[0])
-        name, counts = ready.gradients.names[first], table[first, 2:5]
+        name, counts = seen.names[first], table[first, 2:5]
         kinds = {kind: int(count) for kind, count in zip(_KINDS, counts, strict=True) if count}
         index = None if math.isnan(table[first, 5]) else int(table[first, 5])
         where = "" if index is None else f", first at element {index}"
@@ -199,14 +214,14 @@ class GradientsProbe:
         self._context.say(
             "warning",
             "nonfinite_gradient",
-            f"gradient of {name} is not finite at step {step} ({ready.phase}): {what}{where}{others}",
+            f"gradient of {name} is not finite at step {step} ({seen.phase}): {what}{where}{others}",
             step=step,
-            data={"name": name, "index": index, "counts": kinds, "tensors": len(bad), "phase": ready.phase},
+            data={"name": name, "index": index, "counts": kinds, "tensors": len(bad), "phase": seen.phase},
         )
 
-    def _follow_parameters(self, step: int, ready: GradsReady) -> None:
+    def _follow_parameters(self, step: int, seen: _Seen) -> None:
         """Parameters may come under way; they get their place from the next step on."""
-        if self._per_parameter and not self._unseen_said and ready.phase == "clipped":
+        if self._per_parameter and not self._unseen_said and seen.phase == "clipped":
             self._unseen_said = True
             self._context.say(
                 "info",
@@ -215,7 +230,7 @@ class GradientsProbe:
                 "backward, or give grad_norm= to step_end(), for norms before clipping",
                 step=step,
             )
-        new = [name for name in ready.gradients.names if name not in self._index and name in self._selected]
+        new = [name for name in seen.names if name not in self._index and name in self._selected]
         if new and self._per_parameter:
             known = (*self._names, *new)
             self._take_names(known)

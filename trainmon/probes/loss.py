@@ -10,8 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
-
 from trainmon.backend.base import Lazy
 from trainmon.events import MicroEnd, StepBegin, StepEnd
 from trainmon.frame import Flags, Floats, Frame, Registry, identity, ratio
@@ -84,49 +82,58 @@ class LossProbe:
         counted = [lazy for lazy in tokens if lazy is not None]
 
         def write(frame: Frame, read: Sequence[Floats]) -> None:
-            values = np.array([float(array[0]) for array in read[: len(losses)]])
-            counts = iter(read[len(losses) :])
-            weights = np.array([1.0 if lazy is None else float(next(counts)[0]) for lazy in tokens])
-            self._write(frame, event.step, values, weights, np.array(sums, np.bool_))
+            values = [float(array[0]) for array in read]
+            counts = iter(values[len(losses) :])
+            weights = [1.0 if lazy is None else next(counts) for lazy in tokens]
+            self._write(frame, event.step, list(zip(values, weights, sums, strict=False)))
 
         return Sample((*losses, *counted), write)
 
-    def _write(self, frame: Frame, step: int, values: Floats, weights: Floats, sums: Flags) -> None:
-        if np.any(weights < 0):
-            raise ValueError(f"step {step}: a micro-batch with a negative token count ({weights.min():g})")
-        counted = weights > 0
-        with np.errstate(all="ignore"):
-            totals = np.where(sums, values, values * weights)[counted]
-            means = np.where(sums, values / weights, values)
-        s, n, q, k, empty = self._parts
-        if len(values):
-            frame.set(s, _exact_sum(totals))
-            frame.set(n, float(weights.sum()))
-            frame.set(q, _exact_sum(means[counted]))
-            frame.set(k, float(counted.sum()))
-            self._empty_steps += not counted.any()
-        frame.set(empty, float(self._empty_steps))
-        if self._micro:
-            for index, (mean, weight) in enumerate(zip(means, weights, strict=True)):
-                frame.set(self._micro_parts[0], mean * weight if weight else 0.0, index)
+    def _write(self, frame: Frame, step: int, micros: list[tuple[float, float, bool]]) -> None:
+        """Each micro-batch is (loss, counted tokens, whether the loss is their sum)."""
+        totals: list[float] = []
+        means: list[float] = []
+        bad: tuple[int, float] | None = None
+        for index, (value, weight, is_sum) in enumerate(micros):
+            if not weight >= 0:
+                raise ValueError(f"step {step}: micro-batch {index} counts {weight:g} tokens")
+            if weight > 0:
+                totals.append(value if is_sum else value * weight)
+                means.append(value / weight if is_sum else value)
+                if bad is None and not math.isfinite(means[-1]):
+                    bad = index, means[-1]
+            if self._micro:
+                frame.set(self._micro_parts[0], totals[-1] if weight > 0 else 0.0, index)
                 frame.set(self._micro_parts[1], weight, index)
-        self._report(step, means, counted)
+        s, n, q, k, empty = self._parts
+        if micros:
+            frame.set(s, _exact_sum(totals))
+            frame.set(n, math.fsum(weight for _, weight, _ in micros))
+            frame.set(q, _exact_sum(means))
+            frame.set(k, float(len(means)))
+            self._empty_steps += not means
+        frame.set(empty, float(self._empty_steps))
+        if means:
+            self._report(step, bad)
 
-    def _report(self, step: int, means: Floats, counted: Flags) -> None:
-        bad = np.flatnonzero(counted & ~np.isfinite(means))
-        if len(bad) and self._bad_since is None:
+    def _report(self, step: int, bad: tuple[int, float] | None) -> None:
+        if bad is not None and self._bad_since is None:
             self._bad_since = step
-            micro, value = int(bad[0]), float(means[bad[0]])
+            micro, value = bad
             text = f"loss is {value:g} in micro-batch {micro} of step {step}"
             self._context.say(
                 "warning", "nonfinite_loss", text, step=step, data={"micro": micro, "value": value}
             )
-        elif counted.any() and not len(bad) and self._bad_since is not None:
+        elif bad is None and self._bad_since is not None:
             steps = step - self._bad_since
-            self._context.say("info", "finite_loss", f"loss is finite again after {steps} steps", step=step)
+            text = f"loss is finite again after {steps} step{'s' if steps > 1 else ''}"
+            self._context.say("info", "finite_loss", text, step=step)
             self._bad_since = None
 
 
-def _exact_sum(values: Floats) -> float:
-    """Correctly rounded where finite: the order of micro-batches changes no bit."""
-    return math.fsum(values) if np.isfinite(values).all() else float(np.sum(values))
+def _exact_sum(values: Sequence[float]) -> float:
+    """Correctly rounded where finite: the order of micro-batches changes no bit. Otherwise as IEEE 754 adds."""
+    try:
+        return math.fsum(values)
+    except (OverflowError, ValueError):
+        return sum(values)
