@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import re
 import time
 import weakref
@@ -100,6 +101,7 @@ class TrainMonitor:
         self._overhead_marked = 0
         self._step_began: float | None = None
         self._closed = False
+        self._pid = os.getpid()
         self._ended: tuple[str, str | None] = ("completed", None)
         self._termination: TerminationHook | None = None
 
@@ -190,8 +192,8 @@ class TrainMonitor:
 
     def close(self, status: str | None = None, reason: str | None = None) -> None:
         """Publishes what is still on its way, writes all files and closes them. Idempotent."""
-        if self._closed or self._run is None:
-            return
+        if self._closed or self._run is None or os.getpid() != self._pid:
+            return  # a forked child must not end its parent's run
         entered = time.perf_counter_ns()
         self._closed = True
         try:

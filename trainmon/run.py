@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import platform
+import re
 import time
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -51,12 +52,15 @@ class Run:
         problem: OSError | None = None
         directory: Path | None = None
         if writes:
-            directory, problem = self._directory(Path(config.output_dir), name, fresh=config.run_name is None)
+            folder = _folder(name)
+            directory, problem = self._directory(
+                Path(config.output_dir), folder, fresh=config.run_name is None
+            )
         if directory is not None and rank == 0:
             try:
                 self._file = RunFile.begin(
                     directory,
-                    name=directory.name,
+                    name=name,
                     resumed_step=begin.resumed_step,
                     config=config.to_dict(),
                     versions=_versions(host),
@@ -66,7 +70,7 @@ class Run:
                 problem, directory = error, None
         self.info = RunInfo(
             directory=directory,
-            name=name if directory is None else directory.name,
+            name=name,
             rank=rank,
             world=begin.layout.world,
             life=1 if self._file is None else self._file.life,
@@ -149,6 +153,13 @@ class Run:
                 self._file.end(status, last_step=last_step, reason=reason, counters=counters)
             except OSError as error:
                 _logger.warning("run.json could not be written at the end of the run: %s", error)
+
+
+def _folder(name: str) -> str:
+    """The name as one folder inside the output directory, whatever it holds: no separators, not hidden, not long."""
+    plain = re.sub(r"[/\\\x00-\x1f]", "_", name)
+    plain = plain.encode("utf-8", "surrogateescape")[:200].decode("utf-8", "ignore")
+    return "_" + plain[1:] if plain.startswith(".") else plain or "_"
 
 
 def _versions(host: str) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -231,3 +232,28 @@ def test_sections_switched_off_publish_nothing(tmp_path: Path) -> None:
 def test_a_section_that_is_not_built_yet_says_so() -> None:
     with pytest.raises(ConfigError, match="not built yet"):
         TrainMonitor({"spectral": {"every": 10}})
+
+
+@pytest.mark.parametrize(
+    ("name", "folder"), [("../../x", "_._.._x"), ("a/b", "a_b"), ("..", "_."), ("a</script>", "a<_script>")]
+)
+def test_a_run_name_is_one_folder_of_the_output_directory(tmp_path: Path, name: str, folder: str) -> None:
+    mon = TrainMonitor({"output_dir": str(tmp_path / "o"), "run_name": name, "sinks": {"log": False}})
+    run(mon, [[(1.0, 1)]])
+    assert [path.name for path in (tmp_path / "o").iterdir()] == [folder]
+    record = read_run(tmp_path / "o" / folder)
+    assert record is not None and record["run"] == name
+    assert [path.name for path in tmp_path.iterdir()] == ["o"]
+
+
+def test_a_forked_child_does_not_end_the_run(tmp_path: Path) -> None:
+    mon = monitor(tmp_path)
+    mon.begin(TrainBegin())
+    child = os.fork()
+    if child == 0:
+        mon.close()
+        os._exit(0)
+    os.waitpid(child, 0)
+    record = read_run(tmp_path / "r")
+    assert record is not None and record["lives"][-1]["status"] == "running"
+    mon.close()
