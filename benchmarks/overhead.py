@@ -30,9 +30,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "examples" / "gpt"))
+sys.path[:0] = [str(ROOT / "examples" / "gpt"), str(Path(__file__).resolve().parent)]
 
 import train as demo  # noqa: E402  (the demo is a program, not a package)
+from _measure import Row  # noqa: E402
 
 import trainmon  # noqa: E402
 
@@ -44,16 +45,6 @@ EVERYTHING: dict[str, Any] = {
     "gradients": {"per_parameter": True, "clipped": True},
     "sinks": {"log": {"progress": False}, "jsonl": True, "csv": True, "tensorboard": True},
 }
-
-
-@dataclass(frozen=True)
-class Row:
-    """A line of the report. `holds` is None where no mark is set."""
-
-    measure: str
-    value: str
-    mark: str = ""
-    holds: bool | None = None
 
 
 @dataclass(frozen=True)

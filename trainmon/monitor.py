@@ -12,24 +12,19 @@ import os
 import re
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from trainmon.backend import Backend, Lazy, PackedRead
 from trainmon.backend.host import HostBackend
 from trainmon.config import TrainMonitorConfig, load_config
-from trainmon.events import Event, ExceptionRaised, StepBegin, StepEnd, TrainBegin, TrainEnd
+from trainmon.events import Event, ExceptionRaised, GradsReady, StepBegin, StepEnd, TrainBegin, TrainEnd
 from trainmon.frame import Floats, Frame, Registry, ratio
-from trainmon.probes.base import Probe, ProbeContext, Sample
-from trainmon.probes.gradients import GradientsProbe
-from trainmon.probes.loss import LossProbe
-from trainmon.probes.optim import OptimProbe
-from trainmon.probes.throughput import ThroughputProbe
-from trainmon.probes.timing import TimingProbe
+from trainmon.probes.base import ProbeContext, Sample
 from trainmon.run import Run
-from trainmon.schedule import Schedule
 from trainmon.signals import TerminationHook
+from trainmon.slots import Slot, build_slots
 from trainmon.summary import Summary
 
 __all__ = ["TrainMonitor"]
@@ -38,24 +33,10 @@ _logger = logging.getLogger("trainmon")
 
 #: A probe is switched off after so many failures.
 PATIENCE = 3
+E = TypeVar("E", bound=Event)
+
 #: The engine's own series (overhead) belong to no section; they are there in every published frame.
 _OWN = "monitor"
-
-
-@dataclass(slots=True)
-class _Slot:
-    """A probe, when it fires, and what became of it."""
-
-    probe: Probe
-    schedule: Schedule
-    always: bool = False
-    due: bool = False
-    failures: int = 0
-    off: bool = False
-
-    @property
-    def active(self) -> bool:
-        return not self.off and (self.due or self.always)
 
 
 @dataclass(slots=True)
@@ -64,7 +45,7 @@ class _Pending:
 
     event: StepEnd
     read: PackedRead
-    samples: list[tuple[_Slot, Sample]]
+    samples: list[tuple[Slot, Sample]]
     due: frozenset[str]
     wall_time: float
     elapsed: float
@@ -92,14 +73,15 @@ class TrainMonitor:
         self.config: TrainMonitorConfig = load_config(config, **overrides)
         self.overhead_ns = 0
         self.step = 0
-        self._slots = _build_probes(self.config)
-        self._listeners: dict[type, list[tuple[_Slot, Any]]] = {}
+        self._slots = build_slots(self.config)
+        self._listeners: dict[type, list[tuple[Slot, Any]]] = {}
         self._run: Run | None = None
         self._backend: Backend = HostBackend()
         self._pending: _Pending | None = None
         self._summary = Summary()
         self._overhead_marked = 0
         self._step_began: float | None = None
+        self._said: set[str] = set()
         self._closed = False
         self._pid = os.getpid()
         self._ended: tuple[str, str | None] = ("completed", None)
@@ -144,17 +126,25 @@ class TrainMonitor:
 
     def handle(self, event: Event) -> None:
         """Takes an event. Nothing that goes wrong in here reaches the caller."""
+        self.offer(type(event), lambda: event)
+
+    def offer(self, kind: type[E], make: Callable[[], E]) -> None:
+        """Makes an event and takes it; for events that cost something: the time is counted, and what goes wrong while
+        it is made does not reach the caller either. A :class:`GradsReady` that no due probe wants is not made."""
         entered = time.perf_counter_ns()
         try:
             if self._run is None or self._closed:
                 return
+            if kind is GradsReady and not any(slot.active for slot, _ in self._listeners.get(kind, ())):
+                return
+            event: Event = make()
             if isinstance(event, StepBegin):
                 self._begin_step(event)
             elif isinstance(event, ExceptionRaised):
                 self._ended = _how_it_ended(event)
             elif isinstance(event, TrainEnd):
                 self._ended = ("completed" if event.reason == "completed" else event.reason, None)
-            for slot, method in self._listeners.get(type(event), ()):
+            for slot, method in self._listeners.get(kind, ()):
                 if slot.active:
                     try:
                         method(event)
@@ -170,10 +160,6 @@ class TrainMonitor:
     def listens(self, kind: type[Event]) -> bool:
         """Whether any probe wants events of this kind: what nobody listens to needs no hook."""
         return any(not slot.off for slot, _ in self._listeners.get(kind, ()))
-
-    def wants(self, kind: type[Event]) -> bool:
-        """Whether a probe that is due in this step wants such an event: views need not be made for nothing."""
-        return any(slot.active for slot, _ in self._listeners.get(kind, ()))
 
     def say(
         self,
@@ -242,11 +228,11 @@ class TrainMonitor:
     def _begin_step(self, event: StepBegin) -> None:
         self.step, self._step_began = event.step, event.time
         for slot in self._slots:
-            slot.due = slot.schedule.due(event.step)
+            slot.arm(event.step)
 
     def _end_step(self, event: StepEnd) -> None:
         self._finish_pending()
-        samples: list[tuple[_Slot, Sample]] = []
+        samples: list[tuple[Slot, Sample]] = []
         for slot in self._slots:
             if slot.active:
                 try:
@@ -328,7 +314,7 @@ class TrainMonitor:
 
     # -- failures ---------------------------------------------------------------------------------------------------
 
-    def _failed(self, slot: _Slot, error: Exception) -> None:
+    def _failed(self, slot: Slot, error: Exception) -> None:
         slot.failures += 1
         _logger.debug("probe %s failed", slot.probe.name, exc_info=error)
         what = f"{type(error).__name__}: {error}"
@@ -342,59 +328,13 @@ class TrainMonitor:
             self.say("error", "probe_off", text, step=self.step, data={"probe": slot.probe.name})
 
     def _internal_error(self, error: Exception) -> None:
-        _logger.warning("trainmon failed at step %d (training goes on): %s", self.step, error, exc_info=error)
-
-
-def _build_probes(config: TrainMonitorConfig) -> list[_Slot]:
-    slots: list[_Slot] = []
-
-    def add(probe: Probe, section: str, *, always: bool = False) -> None:
-        cadence = config.cadence(section)
-        window = cadence.window
-        schedule = Schedule(
-            cadence.every,
-            start=window.start,
-            stop=window.stop,
-            interval=window.interval,
-            count=window.count,
-        )
-        slots.append(_Slot(probe, schedule, always))
-
-    if config.loss is not None:
-        add(LossProbe(whole=config.loss.global_, micro=config.loss.micro), "loss")
-    if config.gradients is not None:
-        gradients = config.gradients
-        add(
-            GradientsProbe(
-                config.selection("gradients"),
-                norm=gradients.norm,
-                per_parameter=gradients.per_parameter,
-                nonfinite=gradients.nonfinite,
-                clipped=gradients.clipped,
-            ),
-            "gradients",
-        )
-    if slots:
-        # The learning rate explains loss and gradients: it is shown when either is.
-        first = slots[0].schedule
-        slots.append(
-            _Slot(
-                OptimProbe(),
-                Schedule(
-                    first.every,
-                    start=first.start,
-                    stop=first.stop,
-                    interval=first.interval,
-                    count=first.count,
-                ),
-            )
-        )
-    if config.throughput is not None:
-        # Totals must count every step, published or not.
-        add(ThroughputProbe(), "throughput", always=True)
-    if config.timing is not None:
-        add(TimingProbe(), "timing", always=True)
-    return slots
+        """Says each kind of failure once; the rest is for whoever turns on debug logging."""
+        _logger.debug("trainmon failed at step %d", self.step, exc_info=error)
+        what = f"{type(error).__name__}: {error}"
+        if what not in self._said:
+            self._said.add(what)
+            text = f"trainmon failed at step {self.step} (training goes on): {what}"
+            self.say("warning", "internal_error", text, step=self.step)
 
 
 def _how_it_ended(event: ExceptionRaised) -> tuple[str, str]:

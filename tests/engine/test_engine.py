@@ -229,6 +229,18 @@ def test_sections_switched_off_publish_nothing(tmp_path: Path) -> None:
     assert records[-1]["data/tokens"] == 12, "totals count steps that are not shown"
 
 
+def test_the_learning_rate_is_shown_with_the_loss_and_with_the_gradients(tmp_path: Path) -> None:
+    mon = monitor(tmp_path, loss={"every": 4}, gradients={"every": 3}, throughput=False, timing=False)
+    mon.begin(TrainBegin())
+    for step in range(1, 7):
+        mon.handle(StepBegin(step, float(step)))
+        mon.handle(StepEnd(step, step + 1.0, loss=1.0, learning_rates={"0": 0.5}))
+    mon.close()
+    assert {record["step"]: record["optim/lr"] for record in steps_of(tmp_path)} == dict.fromkeys(
+        (1, 3, 4, 6), 0.5
+    )
+
+
 def test_a_section_that_is_not_built_yet_says_so() -> None:
     with pytest.raises(ConfigError, match="not built yet"):
         TrainMonitor({"spectral": {"every": 10}})

@@ -186,3 +186,28 @@ def test_wrong_configuration_changes_nothing(tmp_path: Path) -> None:
     with pytest.raises(trainmon.ConfigError, match=r"did you mean 'gradients'"):
         trainmon.attach(model, optimizer, config(tmp_path, gradiants=True))
     assert not optimizer._optimizer_step_pre_hooks and not list(tmp_path.iterdir())
+
+
+def test_what_fails_while_an_event_is_made_does_not_reach_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, optimizer = make()
+    with trainmon.attach(model, optimizer, config(tmp_path)) as mon:
+        with monkeypatch.context() as patch:
+            patch.setattr(type(mon._list), "gradients", lambda self: 1 / 0)
+            loop(mon, model, optimizer, steps=4)
+        loop(mon, model, optimizer, steps=1)
+    assert kinds_of(tmp_path).count("internal_error") == 1
+    records = steps_of(tmp_path)
+    assert [record["grad/norm"] is None for record in records] == [True] * 4 + [False]
+    assert all(record["loss/global"] > 0 for record in records)
+
+
+def test_an_optimizer_without_a_learning_rate(tmp_path: Path) -> None:
+    model, optimizer = make()
+    optimizer.param_groups[0]["lr"] = None
+    with trainmon.attach(model, optimizer, config(tmp_path)) as mon:
+        mon.step_end(loss=2.0)
+    (record,) = steps_of(tmp_path)
+    assert record["optim/lr"] is None and record["loss/global"] == 2.0
+    assert "probe_failed" not in kinds_of(tmp_path)

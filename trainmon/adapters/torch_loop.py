@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Literal
 
@@ -111,6 +112,7 @@ class _OptimizerView:
         return {
             str(group.get("name", index)): group["lr"]
             for index, group in enumerate(self._optimizer.param_groups)
+            if group.get("lr") is not None  # some optimizers find their own
         }
 
 
@@ -182,21 +184,8 @@ class TorchLoop:
         self._micro = 0
         self._stepped = False
         self._missed = 0
-        self._phase = "step"
         self._handles: list[Any] = []
-        monitor.begin(
-            TrainBegin(
-                model=self._list,
-                optimizer=self._view,
-                layout=begin.layout,
-                resumed_step=begin.resumed_step,
-                total_steps=begin.total_steps,
-                consumed_tokens=begin.consumed_tokens,
-                consumed_samples=begin.consumed_samples,
-                host=begin.host,
-            ),
-            backend,
-        )
+        monitor.begin(replace(begin, model=self._list, optimizer=self._view), backend)
         if monitor.listens(GradsReady):
             self._handles = [
                 optimizer.register_step_pre_hook(self._before_update),
@@ -262,18 +251,19 @@ class TorchLoop:
         """
         if isinstance(loss, torch.Tensor):
             loss = loss.detach()
-        rates = None if self._stepped else self._view.learning_rates()
-        self.monitor.handle(
-            StepEnd(
-                self._step,
-                time.perf_counter(),
+        now, step = time.perf_counter(), self._step
+        self.monitor.offer(
+            StepEnd,
+            lambda: StepEnd(
+                step,
+                now,
                 loss=loss,
                 tokens=tokens,
                 samples=samples,
                 grad_norm=grad_norm,
-                learning_rates=rates,
+                learning_rates=None if self._stepped else self._view.learning_rates(),
                 overflow=overflow,
-            )
+            ),
         )
         self._watch_optimizer()
         self._step += 1
@@ -312,7 +302,7 @@ class TorchLoop:
         for handle in self._handles:
             handle.remove()
         self._handles = []
-        self.monitor.handle(ExceptionRaised(self._step, self._phase, error))
+        self.monitor.handle(ExceptionRaised(self._step, "step", error))
         self.monitor.close()
 
     # -- hooks ------------------------------------------------------------------------------------------------------
@@ -322,14 +312,12 @@ class TorchLoop:
         self.monitor.handle(StepBegin(self._step, time.perf_counter()))
 
     def _gradients(self, phase: Phase, clip_norm: float | None, loss_scale: float | None) -> None:
-        if not self.monitor.wants(GradsReady):
-            return
-        entered = time.perf_counter_ns()
-        self._list.refresh()
-        view = self._list.gradients()
-        rates = self._view.learning_rates()
-        self.monitor.overhead_ns += time.perf_counter_ns() - entered
-        self.monitor.handle(GradsReady(self._step, view, phase, clip_norm, rates, loss_scale))
+        def make() -> GradsReady:
+            self._list.refresh()
+            rates = self._view.learning_rates()
+            return GradsReady(self._step, self._list.gradients(), phase, clip_norm, rates, loss_scale)
+
+        self.monitor.offer(GradsReady, make)
 
     def _before_update(self, *_arguments: Any) -> None:
         self._stepped = True

@@ -1,0 +1,85 @@
+"""Which probes a configuration asks for, and when each of them fires."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainmon.config import TrainMonitorConfig
+from trainmon.probes.base import Probe
+from trainmon.probes.gradients import GradientsProbe
+from trainmon.probes.loss import LossProbe
+from trainmon.probes.optim import OptimProbe
+from trainmon.probes.throughput import ThroughputProbe
+from trainmon.probes.timing import TimingProbe
+from trainmon.schedule import Schedule
+
+__all__ = ["Slot", "build_slots"]
+
+
+@dataclass(slots=True)
+class Slot:
+    """A probe, when it fires, and what became of it.
+
+    Attributes:
+        schedule: its own; None: it is due whenever one of ``follows`` is.
+        follows: slots before this one.
+        always: sees every step, shown or not, because its totals count them all.
+        due: whether this step is shown.
+        failures: how often it raised.
+        off: switched off for good.
+    """
+
+    probe: Probe
+    schedule: Schedule | None
+    follows: tuple[Slot, ...] = ()
+    always: bool = False
+    due: bool = False
+    failures: int = 0
+    off: bool = False
+
+    @property
+    def active(self) -> bool:
+        """Whether it takes events in this step."""
+        return not self.off and (self.due or self.always)
+
+    def arm(self, step: int) -> None:
+        """A step begins; asked in the order of the slots."""
+        if self.schedule is None:
+            self.due = any(slot.due for slot in self.follows)
+        else:
+            self.due = self.schedule.due(step)
+
+
+def build_slots(config: TrainMonitorConfig) -> list[Slot]:
+    """The probes of all sections that are on."""
+    slots: list[Slot] = []
+
+    def add(probe: Probe, *, always: bool = False) -> None:
+        cadence = config.cadence(probe.name)
+        window = cadence.window
+        schedule = Schedule(
+            cadence.every, start=window.start, stop=window.stop, interval=window.interval, count=window.count
+        )
+        slots.append(Slot(probe, schedule, always=always))
+
+    if config.loss is not None:
+        add(LossProbe(whole=config.loss.global_, micro=config.loss.micro))
+    if config.gradients is not None:
+        gradients = config.gradients
+        add(
+            GradientsProbe(
+                config.selection("gradients"),
+                norm=gradients.norm,
+                per_parameter=gradients.per_parameter,
+                nonfinite=gradients.nonfinite,
+                clipped=gradients.clipped,
+            )
+        )
+    if slots:
+        # The learning rate explains loss and gradients: it is shown when either is.
+        slots.append(Slot(OptimProbe(), None, follows=tuple(slots)))
+    if config.throughput is not None:
+        add(ThroughputProbe(), always=True)
+    if config.timing is not None:
+        add(TimingProbe(), always=True)
+    return slots
