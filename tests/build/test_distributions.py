@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -149,3 +150,18 @@ def test_wheel_runs_in_a_clean_environment(wheel: Path, tmp_path: Path) -> None:
     installed = run(python, "-m", "pip", "list", "--format=freeze").lower()
     assert "scipy-openblas32" not in installed
     assert "torch" not in installed
+
+
+def test_wheel_runs_the_demo_in_a_clean_environment(wheel: Path, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="the demo trains with torch")
+    python = fresh_environment(tmp_path / "venv")
+    version = torch.__version__.partition("+")[0]
+    run(python, "-m", "pip", "install", "-q", f"{wheel}[tensorboard]", f"torch=={version}", "PyYAML")
+    demo = shutil.copytree(ROOT / "examples" / "gpt", tmp_path / "gpt")
+    config = demo / "train.yaml"
+    config.write_text(config.read_text().replace("output_dir: runs/gpt", f"output_dir: {tmp_path / 'runs'}"))
+    output = run(python, demo / "train.py", config, "--steps", "3")
+    assert "What trainmon saw" in output
+    (scalars,) = (tmp_path / "runs").glob("*/rank_0/scalars.jsonl")
+    assert [line for line in scalars.read_text().splitlines() if '"step": 3' in line or '"step":3' in line]
+    assert list((tmp_path / "runs").glob("*/rank_0/tensorboard/events.*"))

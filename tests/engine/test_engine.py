@@ -14,6 +14,7 @@ import pytest
 from trainmon.config import ConfigError
 from trainmon.events import (
     GradsReady,
+    Layout,
     MicroEnd,
     StepBegin,
     StepEnd,
@@ -269,3 +270,17 @@ def test_a_forked_child_does_not_end_the_run(tmp_path: Path) -> None:
     record = read_run(tmp_path / "r")
     assert record is not None and record["lives"][-1]["status"] == "running"
     mon.close()
+
+
+@pytest.mark.parametrize(("ranks", "writes"), [(None, False), ([1], True), ("all", True)])
+def test_another_rank_writes_if_it_is_asked_to_and_says_that_values_are_its_own(
+    tmp_path: Path, ranks: Any, writes: bool
+) -> None:
+    run(monitor(tmp_path, ranks=ranks), [[(1.0, 1)]], layout=Layout(rank=1, world=2))
+    assert (tmp_path / "r/rank_1/scalars.jsonl").exists() == writes
+    assert not (tmp_path / "r/run.json").exists(), "rank 0's"
+    if writes:
+        said = [
+            e for e in read_jsonl(tmp_path / "r/rank_1/events.jsonl") if e.get("kind") == "ranks_not_merged"
+        ]
+        assert len(said) == 1 and "rank 1's own" in said[0]["text"]
