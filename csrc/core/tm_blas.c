@@ -45,3 +45,36 @@ int tm_blas_works(void) {
     }
     return BLAS(cblas_ddot)(11, x, 1, y, 1) == expected;
 }
+
+void tm_blas_sgemm(int transpose_a, int transpose_b, int m, int n, int k, float alpha, const float *a,
+                   int lda, const float *b, int ldb, float beta, float *c, int ldc) {
+    BLAS(cblas_sgemm)(CblasRowMajor, transpose_a ? CblasTrans : CblasNoTrans,
+                      transpose_b ? CblasTrans : CblasNoTrans, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+}
+
+void tm_blas_dgemm(int transpose_a, int transpose_b, int m, int n, int k, double alpha, const double *a,
+                   int lda, const double *b, int ldb, double beta, double *c, int ldc) {
+    BLAS(cblas_dgemm)(CblasRowMajor, transpose_a ? CblasTrans : CblasNoTrans,
+                      transpose_b ? CblasTrans : CblasNoTrans, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+}
+
+/* The headers of OpenBLAS have no LAPACK routines; the libraries do. Fortran adds the length of each string.
+ */
+extern void BLAS(dsyev_)(const char *jobz, const char *uplo, const int *n, double *a, const int *lda,
+                         double *w, double *work, const int *lwork, int *info, size_t jobz_length,
+                         size_t uplo_length);
+
+/* 34n is what dsyev takes for blocks of 32 columns; it asks for 3n - 1 at least. */
+size_t tm_blas_eigen_work(int n, int vectors) {
+    (void)vectors;
+    return n > 0 ? 34 * (size_t)n : 1;
+}
+
+/* Column-major output: LAPACK's columns are our rows. */
+int tm_blas_eigen(int n, double *a, double *values, int vectors, double *work) {
+    int info = 0, length = (int)tm_blas_eigen_work(n, vectors);
+    if (n > 0) {
+        BLAS(dsyev_)(vectors ? "V" : "N", "U", &n, a, &n, values, work, &length, &info, 1, 1);
+    }
+    return info;
+}

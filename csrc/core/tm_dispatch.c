@@ -67,26 +67,24 @@ static void fill_byte_values(void) {
 
 /* Baseline first; each tier that machine and build have overrides the families it has. */
 static void use_tier(tm_tier tier) {
-#define TM_USE(name, enum_name)                                                                              \
-    table.stats = &tm_stats_kernels_##name;                                                                  \
-    table.norm = &tm_norm_kernels_##name;                                                                    \
-    table.scan = &tm_scan_kernels_##name;                                                                    \
-    table.read = &tm_read_kernels_##name;                                                                    \
-    for (int family = 0; family < TM_FAMILY_COUNT; family++) {                                               \
-        table.info.family[family] = (enum_name);                                                             \
-    }
-    TM_USE(baseline, TM_TIER_BASELINE)
+#define TM_USE_BASELINE(enum_name, name) table.name = &tm_##name##_kernels_baseline;
+    TM_FAMILIES(TM_USE_BASELINE)
+#undef TM_USE_BASELINE
 #if defined(TM_HAVE_X86_TIERS)
     if (tier == TM_TIER_AVX2) {
-        TM_USE(avx2, TM_TIER_AVX2)
+#    define TM_USE_AVX2(enum_name, name) table.name = &tm_##name##_kernels_avx2;
+        TM_FAMILIES(TM_USE_AVX2)
+#    undef TM_USE_AVX2
     }
     if (tier == TM_TIER_AVX512) {
-        TM_USE(avx512, TM_TIER_AVX512)
+#    define TM_USE_AVX512(enum_name, name) table.name = &tm_##name##_kernels_avx512;
+        TM_FAMILIES(TM_USE_AVX512)
+#    undef TM_USE_AVX512
     }
-#else
-    (void)tier;
 #endif
-#undef TM_USE
+    for (int family = 0; family < TM_FAMILY_COUNT; family++) {
+        table.info.family[family] = tier;
+    }
 }
 
 tm_tier tm_dispatch_init(const char *requested) {
@@ -114,7 +112,11 @@ const tm_dispatch_info *tm_dispatch_describe(void) {
 }
 
 const char *tm_family_name(tm_family family) {
-    static const char *const names[TM_FAMILY_COUNT] = {"stats", "norm", "scan", "read"};
+    static const char *const names[TM_FAMILY_COUNT] = {
+#define TM_FAMILY_TEXT(enum_name, name) #name,
+        TM_FAMILIES(TM_FAMILY_TEXT)
+#undef TM_FAMILY_TEXT
+    };
     return (unsigned)family < TM_FAMILY_COUNT ? names[family] : "unknown";
 }
 

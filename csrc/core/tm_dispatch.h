@@ -3,17 +3,17 @@
 #ifndef TM_DISPATCH_H
 #define TM_DISPATCH_H
 
+#include "../kernels/tm_families.h"
 #include "tm_cpu.h"
 #include "tm_dtype.h"
 
 #include <stddef.h>
 
 typedef enum tm_family {
-    TM_FAMILY_STATS,
-    TM_FAMILY_NORM,
-    TM_FAMILY_SCAN,
-    TM_FAMILY_READ,
-    TM_FAMILY_COUNT
+#define TM_FAMILY_ENUM(enum_name, name) TM_FAMILY_##enum_name,
+    TM_FAMILIES(TM_FAMILY_ENUM)
+#undef TM_FAMILY_ENUM
+        TM_FAMILY_COUNT
 } tm_family;
 
 /* What `trainmon info` prints. */
@@ -33,7 +33,7 @@ tm_tier tm_dispatch_init(const char *requested);
 /* NULL before tm_dispatch_init. */
 const tm_dispatch_info *tm_dispatch_describe(void);
 
-const char *tm_family_name(tm_family family); /* "stats", "norm", "scan", "read" */
+const char *tm_family_name(tm_family family); /* as in TM_FAMILIES: "stats", "norm", ... */
 
 /* The value of each of the 256 codes of a one-byte dtype, exact; NULL for wider dtypes. */
 const double *tm_byte_values(tm_dtype dtype);

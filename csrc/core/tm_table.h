@@ -8,10 +8,9 @@
 
 typedef struct tm_table {
     tm_dispatch_info info;
-    const tm_stats_kernels *stats;
-    const tm_norm_kernels *norm;
-    const tm_scan_kernels *scan;
-    const tm_read_kernels *read;
+#define TM_FAMILY_POINTER(enum_name, name) const tm_##name##_kernels *name;
+    TM_FAMILIES(TM_FAMILY_POINTER)
+#undef TM_FAMILY_POINTER
     size_t worker_bytes;
 } tm_table;
 

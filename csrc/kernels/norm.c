@@ -93,11 +93,6 @@ static void norm_inf_finish_bytes(tm_norm_state *state, const double *byte_value
     state->total = high > INT64_C(0x7ff0000000000000) ? (double)NAN : state->total;
 }
 
-#define TM_BYTE_ROWS(function)                                                                               \
-    [TM_F8E4M3FN] = (function), [TM_F8E4M3FNUZ] = (function), [TM_F8E4M3B11FNUZ] = (function),               \
-    [TM_F8E5M2] = (function), [TM_F8E5M2FNUZ] = (function), [TM_F8E4M3] = (function),                        \
-    [TM_F8E3M4] = (function), [TM_F8E8M0FNU] = (function), [TM_I8] = (function), [TM_U8] = (function),       \
-    [TM_BOOL] = (function)
 #define TM_BLOCK_ROW(order)                                                                                  \
     {[TM_F64] = norm_##order##_block_f64, [TM_F32] = norm_##order##_block_f32,                               \
      [TM_F16] = norm_##order##_block_f16, [TM_BF16] = norm_##order##_block_bf16,                             \

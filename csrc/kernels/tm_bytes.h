@@ -18,6 +18,13 @@
     X(F8E3M4, f8e3m4, 0, 0x7f, 0x70)                                                                         \
     X(F8E8M0FNU, f8e8m0fnu, 0, 0xff, 0xff)
 
+/* The rows of a per-dtype table for all one-byte dtypes. */
+#define TM_BYTE_ROWS(function)                                                                               \
+    [TM_F8E4M3FN] = (function), [TM_F8E4M3FNUZ] = (function), [TM_F8E4M3B11FNUZ] = (function),               \
+    [TM_F8E5M2] = (function), [TM_F8E5M2FNUZ] = (function), [TM_F8E4M3] = (function),                        \
+    [TM_F8E3M4] = (function), [TM_F8E8M0FNU] = (function), [TM_I8] = (function), [TM_U8] = (function),       \
+    [TM_BOOL] = (function)
+
 /* Index of the first non-finite code of a float8 dtype, n if none: whole blocks by one comparison a code. */
 TM_INLINE size_t tm_bytes_find(const uint8_t *p, size_t n, uint8_t offset, uint8_t mask, uint8_t first) {
     size_t i = 0;

@@ -10,6 +10,7 @@
 #define TM_KERNELS_H
 
 #include "../core/tm_dtype.h"
+#include "tm_families.h"
 
 #include <stdint.h>
 
@@ -62,14 +63,18 @@ typedef struct tm_read_kernels {
     uint64_t (*read)(const void *data, size_t bytes); /* sum of the 64-bit words and of the bytes left over */
 } tm_read_kernels;
 
-#define TM_DECLARE_KERNELS(tier)                                                                             \
-    extern const tm_stats_kernels tm_stats_kernels_##tier;                                                   \
-    extern const tm_norm_kernels tm_norm_kernels_##tier;                                                     \
-    extern const tm_scan_kernels tm_scan_kernels_##tier;                                                     \
-    extern const tm_read_kernels tm_read_kernels_##tier;
-TM_DECLARE_KERNELS(baseline)
-TM_DECLARE_KERNELS(avx2)
-TM_DECLARE_KERNELS(avx512)
+/* Exact widening of a contiguous, aligned block; NULL where a dtype has no exact float (64-bit floats, wide
+ * integers). 64-bit integers beyond 2^53 round to nearest. One-byte dtypes look their values up. */
+typedef struct tm_widen_kernels {
+    void (*to_f64[TM_DTYPE_COUNT])(double *out, const void *data, size_t n, const double *byte_values);
+    void (*to_f32[TM_DTYPE_COUNT])(float *out, const void *data, size_t n, const double *byte_values);
+} tm_widen_kernels;
+
+#define TM_DECLARE_KERNELS(enum_name, name)                                                                  \
+    extern const tm_##name##_kernels tm_##name##_kernels_baseline;                                           \
+    extern const tm_##name##_kernels tm_##name##_kernels_avx2;                                               \
+    extern const tm_##name##_kernels tm_##name##_kernels_avx512;
+TM_FAMILIES(TM_DECLARE_KERNELS)
 #undef TM_DECLARE_KERNELS
 
 #endif

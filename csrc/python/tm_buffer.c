@@ -60,6 +60,8 @@ tm_door tm_buffer_open(tm_views *views, Py_ssize_t position, PyObject *object, t
     const Py_buffer *buffer = tm_views_hold_buffer(views, object, PyBUF_FULL_RO);
     if (buffer == NULL)
         return tm_views_refuse_from(views, position, object);
+    if (tm_views_check_writable(views, position, buffer->readonly) != TM_DOOR_OPEN)
+        return TM_DOOR_ERROR;
 
     const char *format = buffer->format != NULL ? buffer->format : "B";
     const int marked = format[0] != '\0' && strchr("@=<>!", format[0]) != NULL;

@@ -276,6 +276,8 @@ static tm_door take_capsule(tm_views *views, Py_ssize_t position, PyObject *obje
         if (managed->version.major != TM_DL_MAJOR)
             return tm_views_refuse(views, position, PyExc_TypeError, "DLPack version %u.%u is not 1.x",
                                    (unsigned)managed->version.major, (unsigned)managed->version.minor);
+        if (tm_views_check_writable(views, position, (managed->flags & TM_DL_READ_ONLY) != 0) != TM_DOOR_OPEN)
+            return TM_DOOR_ERROR;
         return open_tensor(views, position, object, &managed->tensor, view);
     }
     if (PyCapsule_IsValid(capsule, "dltensor")) {

@@ -61,6 +61,8 @@ typedef struct tm_dl_managed {
     void (*deleter)(struct tm_dl_managed *self);
 } tm_dl_managed;
 
+#define TM_DL_READ_ONLY UINT64_C(1) /* bit of `flags` */
+
 /* What a capsule named "dltensor_versioned" holds. With another major version only `deleter` may be used. */
 typedef struct tm_dl_managed_versioned {
     tm_dl_version version;

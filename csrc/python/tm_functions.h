@@ -1,17 +1,23 @@
-/* The functions of the module, by subject; each table entry is METH_FASTCALL with positional arguments only:
- * keywords and defaults are trainmon.ops' part. */
+/* The functions of the module, one line each: METH_FASTCALL with positional arguments only. Keywords,
+ * defaults and documentation are trainmon.ops' part. */
 #ifndef TM_FUNCTIONS_H
 #define TM_FUNCTIONS_H
 
 #include "tm_state.h"
 
-PyObject *tm_py_tensor_stats(PyObject *module, PyObject *const *args, Py_ssize_t count);
-PyObject *tm_py_merge_stats(PyObject *module, PyObject *const *args, Py_ssize_t count);
-PyObject *tm_py_multi_norm(PyObject *module, PyObject *const *args, Py_ssize_t count);
-PyObject *tm_py_scan_nonfinite(PyObject *module, PyObject *const *args, Py_ssize_t count);
-PyObject *tm_py_plain_read(PyObject *module, PyObject *const *args, Py_ssize_t count);
+/* X(name, "(positional arguments, /)"): PyObject *tm_py_<name>(...) is trainmon._core.<name>. */
+#define TM_FUNCTIONS(X)                                                                                      \
+    X(tensor_stats, "(tensors, names, threads, /)")                                                          \
+    X(merge_stats, "(records, offsets, /)")                                                                  \
+    X(multi_norm, "(tensors, order_code, per_tensor, threads, /)")                                           \
+    X(scan_nonfinite, "(tensors, names, threads, /)")                                                        \
+    X(plain_read, "(tensors, /)")                                                                            \
+    X(cpu_info, "()")                                                                                        \
+    X(build_info, "()")
 
-PyObject *tm_py_cpu_info(PyObject *module, PyObject *unused);
-PyObject *tm_py_build_info(PyObject *module, PyObject *unused);
+#define TM_DECLARE_FUNCTION(name, arguments)                                                                 \
+    PyObject *tm_py_##name(PyObject *module, PyObject *const *args, Py_ssize_t count);
+TM_FUNCTIONS(TM_DECLARE_FUNCTION)
+#undef TM_DECLARE_FUNCTION
 
 #endif

@@ -4,6 +4,7 @@
 #include "../core/tm_blas.h"
 #include "../core/tm_dispatch.h"
 #include "../core/tm_dtype.h"
+#include "tm_arguments.h"
 #include "tm_numpy.h"
 
 #if defined(__x86_64__) && !defined(TM_NO_X86_TIERS)
@@ -93,8 +94,10 @@ static PyObject *family_tiers(const tm_dispatch_info *info) {
     return dict;
 }
 
-PyObject *tm_py_cpu_info(PyObject *module, PyObject *unused) {
-    (void)unused;
+PyObject *tm_py_cpu_info(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    (void)args;
+    if (tm_arguments_count("cpu_info", count, 0) < 0)
+        return NULL;
     const tm_dispatch_info *info = tm_dispatch_describe(); /* filled in module exec */
     PyObject *dict = PyDict_New();
     if (dict == NULL)
@@ -125,9 +128,11 @@ static PyObject *numpy_info(void) {
                          "api_running", tm_numpy_api_running());
 }
 
-PyObject *tm_py_build_info(PyObject *module, PyObject *unused) {
+PyObject *tm_py_build_info(PyObject *module, PyObject *const *args, Py_ssize_t count) {
     (void)module;
-    (void)unused;
+    (void)args;
+    if (tm_arguments_count("build_info", count, 0) < 0)
+        return NULL;
     PyObject *dict = PyDict_New();
     if (dict == NULL)
         return NULL;

@@ -13,21 +13,12 @@ PyDoc_STRVAR(module_doc,
              "The compiled part of trainmon. Use trainmon.ops: it has the keywords and the documentation.");
 
 static PyMethodDef methods[] = {
-    {"tensor_stats", (PyCFunction)(void (*)(void))tm_py_tensor_stats, METH_FASTCALL,
-     PyDoc_STR("tensor_stats(tensors, names, threads, /)\n--\n\nSee trainmon.ops.tensor_stats.")},
-    {"merge_stats", (PyCFunction)(void (*)(void))tm_py_merge_stats, METH_FASTCALL,
-     PyDoc_STR("merge_stats(records, offsets, /)\n--\n\nSee trainmon.ops.merge_stats.")},
-    {"multi_norm", (PyCFunction)(void (*)(void))tm_py_multi_norm, METH_FASTCALL,
-     PyDoc_STR(
-         "multi_norm(tensors, order_code, per_tensor, threads, /)\n--\n\nSee trainmon.ops.multi_norm.")},
-    {"scan_nonfinite", (PyCFunction)(void (*)(void))tm_py_scan_nonfinite, METH_FASTCALL,
-     PyDoc_STR("scan_nonfinite(tensors, names, threads, /)\n--\n\nSee trainmon.ops.scan_nonfinite.")},
-    {"plain_read", (PyCFunction)(void (*)(void))tm_py_plain_read, METH_FASTCALL,
-     PyDoc_STR("plain_read(tensors, /)\n--\n\nSee trainmon.ops.plain_read.")},
-    {"cpu_info", tm_py_cpu_info, METH_NOARGS, PyDoc_STR("cpu_info()\n--\n\nSee trainmon.ops.cpu_info.")},
-    {"build_info", tm_py_build_info, METH_NOARGS,
-     PyDoc_STR("build_info()\n--\n\nSee trainmon.ops.build_info.")},
-    {NULL, NULL, 0, NULL},
+#define TM_LIST_FUNCTION(name, arguments)                                                                    \
+    {#name, (PyCFunction)(void (*)(void))tm_py_##name, METH_FASTCALL,                                        \
+     PyDoc_STR(#name arguments "\n--\n\nSee trainmon.ops.")},
+    TM_FUNCTIONS(TM_LIST_FUNCTION)
+#undef TM_LIST_FUNCTION
+        {NULL, NULL, 0, NULL},
 };
 
 static int make_strings(tm_state *state) {

@@ -95,6 +95,8 @@ tm_door tm_numpy_open(tm_views *views, Py_ssize_t position, PyObject *object, tm
         return tm_views_refuse(
             views, position, PyExc_TypeError,
             "a masked array's mask would be ignored: pass .filled(value) or .compressed()");
+    if (tm_views_check_writable(views, position, !PyArray_ISWRITEABLE(array)) != TM_DOOR_OPEN)
+        return TM_DOOR_ERROR;
     view->data = PyArray_DATA(array);
     view->dtype = dtype;
     view->ndim = PyArray_NDIM(array);
@@ -164,6 +166,36 @@ PyObject *tm_numpy_new_float64(Py_ssize_t count, double **data) {
     if (array != NULL)
         *data = PyArray_DATA((PyArrayObject *)array);
     return array;
+}
+
+PyObject *tm_numpy_new(tm_dtype dtype, int ndim, const int64_t *shape, void **data) {
+    static const int types[TM_DTYPE_COUNT] = {
+        [TM_F64] = NPY_DOUBLE, [TM_F32] = NPY_FLOAT,  [TM_F16] = NPY_HALF,   [TM_I8] = NPY_INT8,
+        [TM_I16] = NPY_INT16,  [TM_I32] = NPY_INT32,  [TM_I64] = NPY_INT64,  [TM_U8] = NPY_UINT8,
+        [TM_U16] = NPY_UINT16, [TM_U32] = NPY_UINT32, [TM_U64] = NPY_UINT64, [TM_BOOL] = NPY_BOOL,
+    };
+    npy_intp dims[TM_MAX_NDIM];
+    for (int axis = 0; axis < ndim; axis++)
+        dims[axis] = shape[axis];
+    PyObject *array = PyArray_SimpleNew(ndim, dims, types[dtype]);
+    if (array != NULL)
+        *data = PyArray_DATA((PyArrayObject *)array);
+    return array;
+}
+
+int tm_numpy_read(PyObject *object, const char *name, tm_dtype dtype, int ndim, int writable, void **data,
+                  int64_t *shape) {
+    PyArrayObject *array = (PyArrayObject *)object;
+    if (!PyArray_Check(object) || PyArray_NDIM(array) != ndim || dtype_of(array) != dtype ||
+        !PyArray_ISCARRAY_RO(array) || (writable && !PyArray_ISWRITEABLE(array))) {
+        PyErr_Format(PyExc_TypeError, "%s must be a contiguous%s %s array with %d axes", name,
+                     writable ? ", writable" : "", tm_dtype_name(dtype), ndim);
+        return -1;
+    }
+    for (int axis = 0; axis < ndim; axis++)
+        shape[axis] = PyArray_DIM(array, axis);
+    *data = PyArray_DATA(array);
+    return 0;
 }
 
 static int is_plain(PyObject *object) {

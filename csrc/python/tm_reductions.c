@@ -3,61 +3,8 @@
 #include "tm_functions.h"
 
 #include "../core/tm_reduce.h"
+#include "tm_arguments.h"
 #include "tm_numpy.h"
-#include "tm_views.h"
-
-#define GIL_FREE_BYTES 65536 /* below, handing the GIL over costs as much as the work */
-#define MAX_THREADS 1024
-
-static int check_count(const char *function, Py_ssize_t count, Py_ssize_t wanted) {
-    if (count == wanted)
-        return 0;
-    PyErr_Format(PyExc_TypeError, "%s takes %zd positional arguments, not %zd", function, wanted, count);
-    return -1;
-}
-
-static int read_threads(PyObject *object, int *threads) {
-    const long value = PyLong_AsLong(object);
-    if (value == -1 && PyErr_Occurred())
-        return -1;
-    if (value < 1 || value > MAX_THREADS) {
-        PyErr_Format(PyExc_ValueError, "threads must be from 1 to %d, not %ld", MAX_THREADS, value);
-        return -1;
-    }
-    *threads = (int)value;
-    return 0;
-}
-
-static void raise_status(tm_status status, const tm_error *error) {
-    PyObject *exception = PyExc_SystemError;
-    switch (status) {
-    case TM_OK:
-        break;
-    case TM_ERR_MEMORY:
-        exception = PyExc_MemoryError;
-        break;
-    case TM_ERR_VALUE:
-        exception = PyExc_ValueError;
-        break;
-    case TM_ERR_DTYPE:
-        exception = PyExc_TypeError;
-        break;
-    case TM_ERR_THREAD:
-        exception = PyExc_RuntimeError;
-        break;
-    }
-    PyErr_SetString(exception, error->text);
-}
-
-/* Without the GIL nothing below may touch Python; NULL: it was kept. */
-static PyThreadState *drop_gil(const tm_views *views) {
-    return views->bytes > GIL_FREE_BYTES ? PyEval_SaveThread() : NULL;
-}
-
-static void take_gil(PyThreadState *thread) {
-    if (thread != NULL)
-        PyEval_RestoreThread(thread);
-}
 
 PyObject *tm_py_tensor_stats(PyObject *module, PyObject *const *args, Py_ssize_t count) {
     tm_state *state = tm_state_of(module);
@@ -66,18 +13,18 @@ PyObject *tm_py_tensor_stats(PyObject *module, PyObject *const *args, Py_ssize_t
     tm_views views;
     tm_error error;
     int threads;
-    if (check_count("tensor_stats", count, 3) < 0 || read_threads(args[2], &threads) < 0)
+    if (tm_arguments_count("tensor_stats", count, 3) < 0 || tm_arguments_threads(args[2], &threads) < 0)
         return NULL;
     if (tm_views_open(&views, state, args[0], args[1]) < 0)
         goto done;
     result = tm_numpy_new_stats(state->stats_dtype, (Py_ssize_t)views.count, &records);
     if (result == NULL)
         goto done;
-    PyThreadState *thread = drop_gil(&views);
+    PyThreadState *thread = tm_drop_gil(views.bytes);
     const tm_status status = tm_tensor_stats(views.views, views.count, threads, records, &error);
-    take_gil(thread);
+    tm_take_gil(thread);
     if (status != TM_OK) {
-        raise_status(status, &error);
+        tm_raise_status(status, &error);
         Py_CLEAR(result);
     }
 done:
@@ -91,7 +38,7 @@ PyObject *tm_py_merge_stats(PyObject *module, PyObject *const *args, Py_ssize_t 
     const int64_t *offsets = NULL;
     Py_ssize_t record_count = 0, offset_count = 0;
     tm_error error;
-    if (check_count("merge_stats", count, 2) < 0)
+    if (tm_arguments_count("merge_stats", count, 2) < 0)
         return NULL;
     if (tm_numpy_read_stats(args[0], state->stats_dtype, &records, &record_count) < 0)
         return NULL;
@@ -110,7 +57,7 @@ PyObject *tm_py_merge_stats(PyObject *module, PyObject *const *args, Py_ssize_t 
         return NULL;
     const tm_status status = tm_merge_stats(records, offsets, (size_t)record_count, merged, &error);
     if (status != TM_OK) {
-        raise_status(status, &error);
+        tm_raise_status(status, &error);
         Py_CLEAR(result);
     }
     return result;
@@ -128,7 +75,7 @@ PyObject *tm_py_multi_norm(PyObject *module, PyObject *const *args, Py_ssize_t c
     tm_views views;
     tm_error error;
     int threads;
-    if (check_count("multi_norm", count, 4) < 0)
+    if (tm_arguments_count("multi_norm", count, 4) < 0)
         return NULL;
     const long order = PyLong_AsLong(args[1]);
     if (order == -1 && PyErr_Occurred())
@@ -138,7 +85,7 @@ PyObject *tm_py_multi_norm(PyObject *module, PyObject *const *args, Py_ssize_t c
         return NULL;
     }
     const int wants_each = PyObject_IsTrue(args[2]);
-    if (wants_each < 0 || read_threads(args[3], &threads) < 0)
+    if (wants_each < 0 || tm_arguments_threads(args[3], &threads) < 0)
         return NULL;
     if (tm_views_open(&views, state, args[0], Py_None) < 0)
         goto done;
@@ -147,12 +94,12 @@ PyObject *tm_py_multi_norm(PyObject *module, PyObject *const *args, Py_ssize_t c
         if (norms == NULL)
             goto done;
     }
-    PyThreadState *thread = drop_gil(&views);
+    PyThreadState *thread = tm_drop_gil(views.bytes);
     const tm_status status =
         tm_multi_norm(views.views, views.count, (tm_norm_order)order, threads, &total, per_tensor, &error);
-    take_gil(thread);
+    tm_take_gil(thread);
     if (status != TM_OK) {
-        raise_status(status, &error);
+        tm_raise_status(status, &error);
         goto done;
     }
     for (size_t i = 0; per_tensor != NULL && i < views.count; i++)
@@ -170,15 +117,15 @@ PyObject *tm_py_scan_nonfinite(PyObject *module, PyObject *const *args, Py_ssize
     tm_views views;
     tm_error error;
     int threads;
-    if (check_count("scan_nonfinite", count, 3) < 0 || read_threads(args[2], &threads) < 0)
+    if (tm_arguments_count("scan_nonfinite", count, 3) < 0 || tm_arguments_threads(args[2], &threads) < 0)
         return NULL;
     if (tm_views_open(&views, tm_state_of(module), args[0], args[1]) < 0)
         goto done;
-    PyThreadState *thread = drop_gil(&views);
+    PyThreadState *thread = tm_drop_gil(views.bytes);
     const tm_status status = tm_scan_nonfinite(views.views, views.count, threads, &found, &error);
-    take_gil(thread);
+    tm_take_gil(thread);
     if (status != TM_OK)
-        raise_status(status, &error);
+        tm_raise_status(status, &error);
     else if (found.tensor < 0)
         result = Py_NewRef(Py_None);
     else
@@ -191,13 +138,13 @@ done:
 PyObject *tm_py_plain_read(PyObject *module, PyObject *const *args, Py_ssize_t count) {
     PyObject *result = NULL;
     tm_views views;
-    if (check_count("plain_read", count, 1) < 0)
+    if (tm_arguments_count("plain_read", count, 1) < 0)
         return NULL;
     if (tm_views_open(&views, tm_state_of(module), args[0], Py_None) < 0)
         goto done;
-    PyThreadState *thread = drop_gil(&views);
+    PyThreadState *thread = tm_drop_gil(views.bytes);
     const uint64_t sum = tm_plain_read_views(views.views, views.count);
-    take_gil(thread);
+    tm_take_gil(thread);
     result = PyLong_FromUnsignedLongLong(sum);
 done:
     tm_views_close(&views);

@@ -6,6 +6,7 @@
 #include "../core/tm_dtype.h"
 #include "tm_numpy.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #define AXES_IN_BLOCK 1024 /* int64 each; larger than one tensor's 2 * TM_MAX_NDIM */
@@ -54,9 +55,9 @@ static void raise_at(const tm_views *views, Py_ssize_t position, PyObject *excep
         if (views->names != NULL && position < PyTuple_GET_SIZE(views->names))
             name = PyTuple_GET_ITEM(views->names, position);
         if (name != NULL)
-            PyErr_Format(exception, "tensors[%zd] (%R): %U", position, name, text);
+            PyErr_Format(exception, "%s[%zd] (%R): %U", views->argument, position, name, text);
         else
-            PyErr_Format(exception, "tensors[%zd]: %U", position, text);
+            PyErr_Format(exception, "%s[%zd]: %U", views->argument, position, text);
         Py_DECREF(text);
     }
     if (cause != NULL) {
@@ -232,6 +233,36 @@ static int is_c_order(const int64_t *shape, const int64_t *strides, int32_t ndim
     return 1;
 }
 
+tm_door tm_views_check_writable(tm_views *views, Py_ssize_t position, int read_only) {
+    if (views->writable && read_only)
+        return tm_views_refuse(views, position, PyExc_ValueError, "is read-only, and this call writes to it");
+    return TM_DOOR_OPEN;
+}
+
+/* Whether two elements share a byte: axes sorted by stride must each step over the one before. A view that
+ * this refuses although no bytes meet (interleaved axes) is no harm: it has to be copied. */
+static int overlaps_itself(const tm_view *view) {
+    int32_t order[TM_MAX_NDIM], used = 0;
+    if (view->strides == NULL || view->n <= 1)
+        return 0;
+    for (int32_t axis = 0; axis < view->ndim; axis++) {
+        if (view->shape[axis] == 1)
+            continue;
+        int32_t place = used++;
+        for (; place > 0 && llabs(view->strides[order[place - 1]]) > llabs(view->strides[axis]); place--)
+            order[place] = order[place - 1];
+        order[place] = axis;
+    }
+    int64_t extent = (int64_t)tm_dtype_size(view->dtype);
+    for (int32_t i = 0; i < used; i++) {
+        const int64_t stride = llabs(view->strides[order[i]]);
+        if (stride < extent)
+            return 1;
+        extent += stride * (view->shape[order[i]] - 1);
+    }
+    return 0;
+}
+
 tm_door tm_views_place(tm_views *views, Py_ssize_t position, tm_view *view, const int64_t *shape,
                        const int64_t *strides, int64_t unit) {
     const int32_t ndim = view->ndim;
@@ -261,6 +292,11 @@ tm_door tm_views_place(tm_views *views, Py_ssize_t position, tm_view *view, cons
     }
     view->shape = axes; /* ours: the tensor may get another shape while the GIL is dropped */
     view->strides = axes + ndim;
+    if (views->writable && overlaps_itself(view))
+        return tm_views_refuse(
+            views, position, PyExc_ValueError,
+            "has elements that share memory (a broadcast or overlapping view), and this call "
+            "writes to it: pass a copy");
     return TM_DOOR_OPEN;
 }
 
@@ -334,19 +370,19 @@ static int is_one_array(tm_state *state, PyObject *tensors) {
 }
 
 /* The tuple of arrays: owned reference or NULL with a Python error. */
-static PyObject *collect(tm_state *state, PyObject *tensors) {
+static PyObject *collect(tm_state *state, PyObject *tensors, const char *argument) {
     const int one = is_one_array(state, tensors);
     if (one < 0)
         return NULL;
     if (one)
         return PyTuple_Pack(1, tensors);
     if (PyDict_Check(tensors)) {
-        PyErr_SetString(PyExc_TypeError,
-                        "tensors is a mapping: pass tensors.values(), and names=tensors.keys()");
+        PyErr_Format(PyExc_TypeError, "%s is a mapping: pass %s.values(), and names=%s.keys()", argument,
+                     argument, argument);
         return NULL;
     }
     if (PyUnicode_Check(tensors) || (Py_TYPE(tensors)->tp_iter == NULL && !PySequence_Check(tensors))) {
-        PyErr_Format(PyExc_TypeError, "tensors must be an array or an iterable of arrays, not %s",
+        PyErr_Format(PyExc_TypeError, "%s must be an array or an iterable of arrays, not %s", argument,
                      Py_TYPE(tensors)->tp_name);
         return NULL;
     }
@@ -354,15 +390,22 @@ static PyObject *collect(tm_state *state, PyObject *tensors) {
 }
 
 int tm_views_open(tm_views *views, tm_state *state, PyObject *tensors, PyObject *names) {
+    return tm_views_open_as(views, state, tensors, names, "tensors", 0);
+}
+
+int tm_views_open_as(tm_views *views, tm_state *state, PyObject *tensors, PyObject *names,
+                     const char *argument, int writable) {
     memset(views, 0, offsetof(tm_views, inline_views));
     views->state = state;
+    views->argument = argument;
+    views->writable = writable;
     views->views = views->inline_views;
     if (names != Py_None && !PyTuple_Check(names)) {
         PyErr_Format(PyExc_TypeError, "names must be a tuple of str or None, not %s",
                      Py_TYPE(names)->tp_name);
         return -1;
     }
-    views->items = collect(state, tensors);
+    views->items = collect(state, tensors, argument);
     if (views->items == NULL)
         return -1;
     const Py_ssize_t count = PyTuple_GET_SIZE(views->items);

@@ -12,14 +12,16 @@ typedef struct tm_hold tm_hold; /* something to release after the call: a buffer
 typedef struct tm_axes tm_axes; /* a block of copied shapes and strides */
 
 typedef struct tm_views {
-    tm_state *state; /* borrowed */
-    PyObject *items; /* owned tuple: keeps every tensor alive */
-    PyObject *names; /* borrowed tuple of str, or NULL */
-    tm_view *views;  /* [count]; inline_views or owned */
-    size_t count;    /* views opened */
-    size_t bytes;    /* bytes that a full read touches */
-    tm_hold *holds;  /* owned list */
-    tm_axes *axes;   /* owned list */
+    tm_state *state;      /* borrowed */
+    PyObject *items;      /* owned tuple: keeps every tensor alive */
+    PyObject *names;      /* borrowed tuple of str, or NULL */
+    tm_view *views;       /* [count]; inline_views or owned */
+    size_t count;         /* views opened */
+    size_t bytes;         /* bytes that a full read touches */
+    const char *argument; /* borrowed: what errors call the list */
+    int writable;         /* the call writes to the memory: doors refuse what is read-only */
+    tm_hold *holds;       /* owned list */
+    tm_axes *axes;        /* owned list */
     tm_view inline_views[TM_INLINE_VIEWS];
 } tm_views;
 
@@ -29,6 +31,11 @@ typedef enum tm_door { TM_DOOR_ERROR = -1, TM_DOOR_OPEN, TM_DOOR_OTHER } tm_door
 /* Opens `tensors` (one array, or any iterable of arrays) in the door order of docs/kernels.md. `names`: a
  * tuple of str as long as the list, or None. 0, or -1 with a Python error; close in both cases. */
 int tm_views_open(tm_views *views, tm_state *state, PyObject *tensors, PyObject *names);
+
+/* The same for another argument than "tensors" (a literal). writable: the core may write through the views;
+ * then read-only memory is a ValueError, and so is a view of which one byte is two elements (broadcast). */
+int tm_views_open_as(tm_views *views, tm_state *state, PyObject *tensors, PyObject *names,
+                     const char *argument, int writable);
 void tm_views_close(tm_views *views);
 
 /* For the doors. */
@@ -40,6 +47,9 @@ tm_door tm_views_refuse(tm_views *views, Py_ssize_t position, PyObject *exceptio
 /* The same for an error raised by the tensor's own code: an Exception becomes the cause of a TypeError,
  * anything else (KeyboardInterrupt, MemoryError) passes as it is. */
 tm_door tm_views_refuse_from(tm_views *views, Py_ssize_t position, PyObject *object);
+
+/* For writable views: a ValueError if the memory is read-only. */
+tm_door tm_views_check_writable(tm_views *views, Py_ssize_t position, int read_only);
 
 /* Completes a view whose data, dtype and ndim are set: counts the elements, and copies shape and strides
  * unless the elements lie in C order. strides: [ndim] in units of `unit` bytes, or NULL for C order. */

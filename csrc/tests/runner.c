@@ -125,14 +125,16 @@ int main(void) {
     static const struct {
         const char *name;
         void (*run)(void);
-    } tests[] = {{"cpu", test_cpu},         {"dtype", test_dtype},    {"patterns", test_patterns},
-                 {"lengths", test_lengths}, {"layout", test_layout},  {"rescue", test_rescue},
-                 {"merge", test_merge},     {"threads", test_threads}};
+    } tests[] = {
+#define TM_LIST_TEST(name) {#name, test_##name},
+        TM_TESTS(TM_LIST_TEST)
+#undef TM_LIST_TEST
+    };
     tm_dispatch_init(NULL);
     for (size_t i = 0; i < sizeof tests / sizeof *tests; i++) {
         long made = checks_made, failed = checks_failed;
         tests[i].run();
-        printf("%-9s %9ld checks, %ld failed\n", tests[i].name, checks_made - made, checks_failed - failed);
+        printf("%-12s %9ld checks, %ld failed\n", tests[i].name, checks_made - made, checks_failed - failed);
     }
     printf("tiers:");
     for (int tier = 0; tier_name(tier) != NULL; tier++) {

@@ -50,13 +50,21 @@ double reference_value(const void *data, int64_t index, tm_dtype dtype);
 tm_stats reference_stats(const void *data, int64_t n, tm_dtype dtype);
 double reference_norm(const void *data, int64_t n, tm_dtype dtype, tm_norm_order order);
 
-void test_cpu(void);
-void test_dtype(void);
-void test_patterns(void);
-void test_lengths(void);
-void test_layout(void);
-void test_rescue(void);
-void test_merge(void);
-void test_threads(void);
+/* One line a test file: void test_<name>(void) in test_<name>.c. */
+#define TM_TESTS(X)                                                                                          \
+    X(cpu)                                                                                                   \
+    X(dtype)                                                                                                 \
+    X(patterns)                                                                                              \
+    X(lengths)                                                                                               \
+    X(layout)                                                                                                \
+    X(widen)                                                                                                 \
+    X(rescue)                                                                                                \
+    X(merge)                                                                                                 \
+    X(blas)                                                                                                  \
+    X(threads)
+
+#define TM_DECLARE_TEST(name) void test_##name(void);
+TM_TESTS(TM_DECLARE_TEST)
+#undef TM_DECLARE_TEST
 
 #endif
