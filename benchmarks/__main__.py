@@ -7,14 +7,20 @@ import datetime
 import os
 import platform
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import trainmon
-from benchmarks import kernels, overhead
+from benchmarks import overhead, reductions
 from trainmon.ops import build_info, cpu_info
+
+# Title and measure(quick) of each kernel family, in the order of docs/kernels.md.
+FAMILIES: list[tuple[str, Callable[[bool], list[Any]]]] = [
+    ("Statistics, norms, scan", reductions.measure),
+]
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
 
@@ -48,7 +54,7 @@ def main() -> int:
         "--quick", action="store_true", help="seconds instead of minutes; prints, writes nothing"
     )
     options = parser.parse_args()
-    kernel_rows = kernels.measure(quick=options.quick)
+    kernels = "\n\n".join(f"### {title}\n\n{table(measure(options.quick))}" for title, measure in FAMILIES)
     overhead_rows = overhead.measure(pairs=3, steps=3) if options.quick else overhead.measure()
     text = f"""# Benchmarks
 
@@ -57,7 +63,7 @@ Competitors run on the same input in the same run; "read" is a plain prefetching
 
 ## Kernels
 
-{table(kernel_rows)}
+{kernels}
 
 ## Cost of a training step
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 
 @dataclass(frozen=True)
@@ -53,3 +57,25 @@ def best_of(
                 call()
             best[name] = min(best[name], (time.perf_counter() - start) / repeats[name])
     return best
+
+
+def bfloat16_codes(values: np.ndarray[Any, np.dtype[np.float32]]) -> np.ndarray[Any, np.dtype[np.uint16]]:
+    """The codes of float32 values cut to bfloat16, without a package for the type."""
+    return (values.view(np.uint32) >> 16).astype(np.uint16)
+
+
+def main(description: str | None, measure: Callable[[bool], list[Row]]) -> int:
+    """The command line of one family's benchmark: prints its rows, whatever they say; returns 0."""
+    from trainmon.ops import cpu_info
+
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="smaller memory and fewer turns")
+    rows = measure(parser.parse_args().quick)
+    print(f"tier {cpu_info()['tier']}")
+    width = max(len(row.measure) for row in rows)
+    for row in rows:
+        verdict = "" if row.holds is None else "ok" if row.holds else "MISSED"
+        print(f"{row.measure:<{width}}  {row.value:<36}  {row.mark:<7}  {verdict}".rstrip())
+    return 0

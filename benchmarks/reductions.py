@@ -1,6 +1,6 @@
 """How fast the kernels are: GB/s, and ratios to a plain read and to the functions that people use now.
 
-    python benchmarks/kernels.py [--quick]
+    python benchmarks/reductions.py [--quick]
 
 Every ratio compares calls on the same memory in the same run, taking turns. Beyond the caches the reference
 is `plain_read`, which reads every byte once and prefetches. The marks for the share of the read hold for the
@@ -10,7 +10,6 @@ torch are left out without it.
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import sys
 from pathlib import Path
@@ -20,7 +19,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from _measure import Row, best_of, ratio_row
+from _measure import Row, best_of, bfloat16_codes, main, ratio_row
 
 from trainmon.ops import cpu_info, multi_norm, plain_read, scan_nonfinite, tensor_stats
 
@@ -44,7 +43,7 @@ def beyond_caches(mebibytes: int, rounds: int) -> list[Row]:
     rows = []
     base = np.random.default_rng(0).standard_normal(MIB, dtype=np.float32)
     for dtype, mark in SHARE_OF_READ.items():
-        values = _bfloat16(base) if dtype == "bfloat16" else base.astype(dtype)
+        values = bfloat16_codes(base) if dtype == "bfloat16" else base.astype(dtype)
         array: Any = np.resize(values, mebibytes * MIB // values.itemsize)
         nbytes = array.nbytes
         if dtype == "bfloat16":
@@ -145,25 +144,5 @@ def _five_reductions(tensor: Any) -> tuple[Any, ...]:
     )
 
 
-def _bfloat16(values: np.ndarray[Any, np.dtype[np.float32]]) -> np.ndarray[Any, np.dtype[np.uint16]]:
-    """The codes of the values cut to bfloat16, without a package for the type."""
-    return (values.view(np.uint32) >> 16).astype(np.uint16)
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--quick", action="store_true", help="smaller memory and fewer turns")
-    arguments = parser.parse_args()
-    rows = measure(arguments.quick)
-    print(f"tier {cpu_info()['tier']}")
-    width = max(len(row.measure) for row in rows)
-    for row in rows:
-        verdict = "" if row.holds is None else "ok" if row.holds else "MISSED"
-        print(f"{row.measure:<{width}}  {row.value:<36}  {row.mark:<7}  {verdict}".rstrip())
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(__doc__, measure))
