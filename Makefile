@@ -19,7 +19,7 @@ FORMATTED := $(shell find csrc -name '*.[ch]')
 CORE_TESTS := tests/kernels tests/config tests/engine
 TIERS := baseline avx2 avx512
 
-.PHONY: help build test demo lint format tiers asan numpy126 pythons dist bench clean distclean
+.PHONY: help build test demo lint format tiers asan numpy126 pythons dist soak bench clean distclean
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9]*\):.*## \(.*\)/  \1\t\2/p' Makefile | expand -t 14
@@ -115,6 +115,9 @@ dist: build ## sdist and repaired wheel in dist/, installed and tried in clean e
 	rm -rf dist
 	PYTHON=$(PY) scripts/wheel.sh dist
 	TRAINMON_DIST=dist $(PYTEST) -m packaging tests/build
+
+soak: build ## the long campaigns of the tests (tens of minutes)
+	TRAINMON_SOAK=1 $(PYTEST) -m soak --durations=0
 
 bench: build ## benchmarks/RESULTS.md
 	$(PY) -m benchmarks $(BENCH_ARGS)
