@@ -16,8 +16,10 @@
 /* Statistics of one tensor. Sums and extremes run over the finite elements only. With no finite element sum
  * and sumsq are 0 and min, max, absmax are NaN. A zero min or max is +0.0, whatever zeros there were. The sum
  * of squares is sumsq_scaled * 4^scale_exponent whatever its size; sumsq is the same number as a plain double
- * (inf or 0 when outside its range; only float64 can be). A float64 sum whose partial sums leave double's
- * range is inf or NaN. */
+ * (inf or 0 when outside its range; only float64 can be). The sum of squared deviations from the mean is
+ * m2_scaled * 4^scale_exponent; a chunk in which the subtraction of sums would lose half of the digits is read
+ * a second time for it. A float64 sum whose partial sums leave double's
+ * range is inf or NaN, and m2_scaled with it. */
 typedef struct tm_stats {
     int64_t n;
     double sum, sumsq, min, max, absmax;
@@ -25,6 +27,7 @@ typedef struct tm_stats {
     int64_t first_bad; /* C-order index of the first non-finite element, -1 if none */
     double sumsq_scaled;
     int64_t scale_exponent;
+    double m2_scaled;
 } tm_stats;
 
 typedef enum tm_norm_order { TM_NORM_2, TM_NORM_1, TM_NORM_INF } tm_norm_order;

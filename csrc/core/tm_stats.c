@@ -1,4 +1,5 @@
 /* tensor_stats and merge_stats: chunks to records, records to records. */
+#include "tm_deviation.h"
 #include "tm_layout.h"
 #include "tm_rescue.h"
 #include "tm_work.h"
@@ -28,7 +29,10 @@ static void set_sumsq(tm_stats *stats, tm_scaled sumsq) {
 static void merge_stats(tm_record *left, const tm_record *right) {
     tm_stats *a = &left->stats;
     const tm_stats *b = &right->stats;
+    tm_scaled sumsq = tm_scaled_add((tm_scaled){a->sumsq_scaled, a->scale_exponent},
+                                    (tm_scaled){b->sumsq_scaled, b->scale_exponent});
 
+    a->m2_scaled = tm_merged_deviation(a, b, sumsq.exponent);
     a->n += b->n;
     a->sum += b->sum;
     a->min = lower(a->min, b->min);
@@ -41,8 +45,7 @@ static void merge_stats(tm_record *left, const tm_record *right) {
     if (b->first_bad >= 0 && (a->first_bad < 0 || b->first_bad < a->first_bad)) {
         a->first_bad = b->first_bad;
     }
-    set_sumsq(a, tm_scaled_add((tm_scaled){a->sumsq_scaled, a->scale_exponent},
-                               (tm_scaled){b->sumsq_scaled, b->scale_exponent}));
+    set_sumsq(a, sumsq);
 }
 
 typedef struct stats_call {
@@ -91,6 +94,7 @@ static void read_chunk(const tm_table *table, const tm_layout *layout, tm_dtype 
         }
     }
     set_sumsq(stats, sumsq);
+    stats->m2_scaled = tm_chunk_deviation(table, layout, dtype, start, stats);
 }
 
 static void read_stats(const void *context, size_t tensor, int64_t first, int64_t chunks, tm_record *record) {

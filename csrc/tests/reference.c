@@ -152,6 +152,68 @@ static double tree_sum(const void *data, int64_t n, int64_t first, int64_t chunk
     return a + tree_sum(data, n, first + left, chunks - left, dtype, power, skip_bad);
 }
 
+/* Finite elements, their sum and their squared deviations from the mean, in units of 4^exponent. */
+typedef struct moments {
+    double n, sum, m2, low, high;
+} moments;
+
+static moments chunk_moments(const void *data, int64_t start, int64_t count, tm_dtype dtype, double factor) {
+    moments chunk = {0, chunk_sum(data, start, count, dtype, 0, 1, 1.0), 0, INFINITY, -INFINITY};
+    double sumsq = chunk_sum(data, start, count, dtype, 2, 1, factor);
+    for (int64_t i = 0; i < count; i++) {
+        double value = reference_value(data, start + i, dtype);
+        if (isfinite(value)) {
+            chunk.n++;
+            chunk.low = value < chunk.low ? value : chunk.low;
+            chunk.high = value > chunk.high ? value : chunk.high;
+        }
+    }
+    double mean = chunk.sum / chunk.n, scaled = mean * factor;
+    if (!(chunk.low < chunk.high)) {
+        return chunk;
+    }
+    chunk.m2 = sumsq - scaled * scaled * chunk.n;
+    if (!(chunk.m2 < 1e-8 * sumsq)) {
+        return chunk;
+    }
+    double d[8] = {0}, dd[8] = {0};
+    for (int64_t i = 0; i < count; i++) {
+        double value = reference_value(data, start + i, dtype);
+        double deviation = isfinite(value) ? (value - mean) * factor : 0.0;
+        d[i % 8] += deviation;
+        dd[i % 8] += deviation * deviation;
+    }
+    double sum = ((d[0] + d[4]) + (d[2] + d[6])) + ((d[1] + d[5]) + (d[3] + d[7]));
+    double squares = ((dd[0] + dd[4]) + (dd[2] + dd[6])) + ((dd[1] + dd[5]) + (dd[3] + dd[7]));
+    chunk.m2 = fmax(squares - sum * sum / chunk.n, 0.0);
+    return chunk;
+}
+
+static moments tree_moments(const void *data, int64_t n, int64_t first, int64_t chunks, tm_dtype dtype,
+                            double factor) {
+    if (chunks <= 1) {
+        int64_t start = first * TM_CHUNK, rest = n - start;
+        return chunk_moments(data, start, rest < TM_CHUNK ? rest : TM_CHUNK, dtype, factor);
+    }
+    int64_t left = 1;
+    while (left * 2 < chunks) {
+        left *= 2;
+    }
+    moments a = tree_moments(data, n, first, left, dtype, factor);
+    moments b = tree_moments(data, n, first + left, chunks - left, dtype, factor);
+    if (a.n > 0 && b.n > 0 && !(a.low == a.high && a.low == b.low && b.low == b.high)) {
+        double apart = (b.sum / b.n - a.sum / a.n) * factor;
+        a.m2 = a.m2 + b.m2 + apart * apart * (a.n / (a.n + b.n) * b.n);
+    } else {
+        a.m2 += b.m2;
+    }
+    a.n += b.n;
+    a.sum += b.sum;
+    a.low = b.low < a.low ? b.low : a.low;
+    a.high = b.high > a.high ? b.high : a.high;
+    return a;
+}
+
 tm_stats reference_stats(const void *data, int64_t n, tm_dtype dtype) {
     tm_stats s = {.n = n, .min = NAN, .max = NAN, .absmax = NAN, .first_bad = -1};
     int64_t chunks = (n + TM_CHUNK - 1) / TM_CHUNK;
@@ -179,6 +241,9 @@ tm_stats reference_stats(const void *data, int64_t n, tm_dtype dtype) {
         s.sumsq_scaled = chunk_sum(data, 0, n, dtype, 2, 1, pow(2, -e));
         s.scale_exponent = e;
         s.sumsq = ldexp(s.sumsq_scaled, 2 * e);
+    }
+    if (chunks > 0) {
+        s.m2_scaled = tree_moments(data, n, 0, chunks, dtype, pow(2, -(double)s.scale_exponent)).m2;
     }
     return s;
 }

@@ -14,7 +14,8 @@ int same_stats(const tm_stats *a, const tm_stats *b) {
            same_double(a->min, b->min) && same_double(a->max, b->max) && same_double(a->absmax, b->absmax) &&
            a->n_nan == b->n_nan && a->n_posinf == b->n_posinf && a->n_neginf == b->n_neginf &&
            a->n_zero == b->n_zero && a->first_bad == b->first_bad &&
-           same_double(a->sumsq_scaled, b->sumsq_scaled) && a->scale_exponent == b->scale_exponent;
+           same_double(a->sumsq_scaled, b->sumsq_scaled) && a->scale_exponent == b->scale_exponent &&
+           same_double(a->m2_scaled, b->m2_scaled);
 }
 
 const char *tier_name(int index) {

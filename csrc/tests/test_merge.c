@@ -58,6 +58,8 @@ static void check_any_split(void) {
         got.sum = expect.sum;
         got.sumsq = expect.sumsq;
         got.sumsq_scaled = expect.sumsq_scaled;
+        CHECK(fabs(got.m2_scaled - expect.m2_scaled) <= 1e-12 * expect.m2_scaled, "m2, round %d", round);
+        got.m2_scaled = expect.m2_scaled;
         CHECK(same_stats(&got, &expect), "counts and extremes, round %d", round);
     }
 }

@@ -11,7 +11,7 @@ import pytest
 
 from tests.awkward import FLOATS, arrays
 from tests.kernels.compare import same
-from trainmon.ops import SUMMARY_DTYPE, finish_stats, tensor_stats
+from trainmon.ops import SUMMARY_DTYPE, finish_stats, merge_stats, tensor_stats
 
 NAN, INF = math.nan, math.inf
 
@@ -31,7 +31,7 @@ def test_finite_reading_is_numpy_on_the_finite_elements(dtype: str) -> None:
             continue  # NumPy's own std overflows there; scaled sums have tests of their own
         assert row["mean"] == pytest.approx(x.mean(), rel=1e-12, abs=1e-12 * np.abs(x).max())
         assert row["rms"] == pytest.approx(math.sqrt(np.mean(x**2)), rel=1e-12)
-        assert row["std"] == pytest.approx(x.std(), rel=1e-6)
+        assert row["std"] == pytest.approx(x.std(), rel=1e-7)
 
 
 @pytest.mark.parametrize("bad", [[NAN], [INF], [-INF], [INF, -INF], [INF, NAN], []])
@@ -100,3 +100,27 @@ def test_bad_arguments() -> None:
         finish_stats(tensor_stats(np.ones(1)), "both")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="what tensor_stats returns"):
         finish_stats(np.ones(1))
+
+
+@pytest.mark.parametrize("mean", [1e3, 1e6, -1e9, 3e10])
+def test_std_of_a_small_spread_around_a_large_mean(mean: float) -> None:
+    spread = np.random.default_rng(0).integers(-8, 9, 3 * 65536 + 17) / 8  # exact beside every mean
+    expected = float(np.std(spread))
+    row = finish_stats(tensor_stats(mean + spread))[0]
+    assert row["std"] == pytest.approx(expected, rel=1e-7)
+    pieces = tensor_stats(np.array_split(mean + spread, 7))
+    assert finish_stats(merge_stats(pieces))["std"] == pytest.approx(expected, rel=1e-7)
+
+
+def test_std_of_a_constant_is_zero_and_of_two_constants_is_half_their_distance() -> None:
+    row = finish_stats(tensor_stats(np.full(200_000, 0.1)))[0]
+    assert row["std"] == 0
+    assert finish_stats(tensor_stats(np.full(1000, 0.1, np.float32)))[0]["std"] == 0
+    row = finish_stats(tensor_stats(np.repeat([5e8, 5e8 + 1], 65536)))[0]
+    assert row["std"] == pytest.approx(0.5, rel=1e-12)
+
+
+def test_std_leaves_out_what_is_not_finite() -> None:
+    x = np.array([1e8, 1e8 + 1, np.nan, 1e8 + 2, np.inf, -np.inf])
+    row = finish_stats(tensor_stats(x), "finite")[0]
+    assert row["std"] == pytest.approx(math.sqrt(2 / 3), rel=1e-9)

@@ -75,7 +75,7 @@ def test_record_layout() -> None:
             "n_zero",
             "first_bad",
         ),
-        *("sumsq_scaled", "scale_exponent"),
+        *("sumsq_scaled", "scale_exponent", "m2_scaled"),
     )
 
 
