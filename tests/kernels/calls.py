@@ -1,0 +1,87 @@
+"""One small valid call of every public function and class of trainmon.ops: what the tests of all families run.
+
+A new function adds one line to CALLS; test_calls.py fails until it does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from trainmon import ops
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """How to call one function.
+
+    Attributes:
+        arguments: makes fresh positional arguments from a list of tensors, which a function that takes none
+            leaves alone.
+        any_tensors: `arguments` passes the list on, and the function takes tensors of any dtype and shape.
+        use: what is called with the arguments; None: the function of that name. For a class: makes an object,
+            uses it, and returns numbers.
+        writes: positions of the arguments that the call is there to change.
+    """
+
+    arguments: Callable[[list[Any]], tuple[Any, ...]]
+    any_tensors: bool = True
+    use: Callable[..., object] | None = None
+    writes: tuple[int, ...] = ()
+
+
+CALLS: dict[str, Call] = {
+    "build_info": Call(lambda tensors: (), any_tensors=False),
+    "cpu_info": Call(lambda tensors: (), any_tensors=False),
+    "finish_stats": Call(lambda tensors: (ops.tensor_stats(tensors),), any_tensors=False),
+    "merge_stats": Call(lambda tensors: (ops.tensor_stats(tensors),), any_tensors=False),
+    "multi_norm": Call(lambda tensors: (tensors, 2, True)),
+    "plain_read": Call(lambda tensors: (tensors,)),
+    "scan_nonfinite": Call(lambda tensors: (tensors,)),
+    "tensor_stats": Call(lambda tensors: (tensors,)),
+}
+
+
+def call(name: str, *arguments: Any) -> object:
+    """Runs the call of this name."""
+    return (CALLS[name].use or getattr(ops, name))(*arguments)
+
+
+def tensors(count: int = 6) -> list[Any]:
+    """Small float32 arrays, two of them strided; the same values each time."""
+    rng = np.random.default_rng(0)
+    made: list[Any] = [rng.standard_normal((3, 5 + i), dtype=np.float32) for i in range(count)]
+    made[1] = made[1][:, ::-1]
+    made[-1] = made[-1].T
+    return made
+
+
+def arrays_in(value: object) -> Iterator[np.ndarray[Any, Any]]:
+    """Every array in nested tuples, lists, dictionaries and dataclasses."""
+    if isinstance(value, np.ndarray):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from arrays_in(item)
+    elif isinstance(value, dict):
+        yield from arrays_in(list(value.values()))
+    elif dataclasses.is_dataclass(value):
+        yield from arrays_in([getattr(value, field.name) for field in dataclasses.fields(value)])
+
+
+def canonical(value: object) -> object:
+    """A result as something that compares by bits, NaN included."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        return value.dtype.str, value.shape, value.tobytes()
+    if isinstance(value, (tuple, list)):
+        return [canonical(item) for item in value]
+    if isinstance(value, dict):
+        return {key: canonical(item) for key, item in value.items()}
+    if dataclasses.is_dataclass(value):
+        return [canonical(getattr(value, field.name)) for field in dataclasses.fields(value)]
+    if value is None or isinstance(value, (str, bytes, bool, int, float)):
+        return repr(value)
+    raise TypeError(f"a result of type {type(value).__name__}: give the Call a `use` that returns numbers")
