@@ -15,12 +15,15 @@ if TYPE_CHECKING:
     from trainmon.config import ConfigError as ConfigError
     from trainmon.config import load_config as load_config
     from trainmon.monitor import TrainMonitor as TrainMonitor
+    from trainmon.ops import LossAccumulator as LossAccumulator
     from trainmon.ops import NonFinite as NonFinite
     from trainmon.ops import build_info as build_info
     from trainmon.ops import cpu_info as cpu_info
     from trainmon.ops import finish_stats as finish_stats
+    from trainmon.ops import loss_gap as loss_gap
     from trainmon.ops import merge_stats as merge_stats
     from trainmon.ops import multi_norm as multi_norm
+    from trainmon.ops import position_buckets as position_buckets
     from trainmon.ops import scan_nonfinite as scan_nonfinite
     from trainmon.ops import tensor_stats as tensor_stats
 
@@ -29,12 +32,15 @@ _HOME = {
     "ConfigError": "trainmon.config",
     "load_config": "trainmon.config",
     "TrainMonitor": "trainmon.monitor",
+    "LossAccumulator": "trainmon.ops",
     "NonFinite": "trainmon.ops",
     "build_info": "trainmon.ops",
     "cpu_info": "trainmon.ops",
     "finish_stats": "trainmon.ops",
+    "loss_gap": "trainmon.ops",
     "merge_stats": "trainmon.ops",
     "multi_norm": "trainmon.ops",
+    "position_buckets": "trainmon.ops",
     "scan_nonfinite": "trainmon.ops",
     "tensor_stats": "trainmon.ops",
 }

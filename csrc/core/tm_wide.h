@@ -14,4 +14,7 @@ int tm_wide_has_f32(const tm_table *table, tm_dtype dtype);
 void tm_wide_f32(const tm_table *table, const tm_layout *layout, tm_dtype dtype, int64_t start, int64_t count,
                  float *out);
 
+/* Integers and bool as int64; uint64 from 2^63 on come out negative, by their bits. */
+void tm_wide_i64(const tm_layout *layout, tm_dtype dtype, int64_t start, int64_t count, int64_t *out);
+
 #endif

@@ -12,6 +12,11 @@
     X(multi_norm, "(tensors, order_code, per_tensor, threads, /)")                                           \
     X(scan_nonfinite, "(tensors, names, threads, /)")                                                        \
     X(plain_read, "(tensors, /)")                                                                            \
+    X(loss_add, "(state, losses, weights, buckets, /)")                                                      \
+    X(loss_add_value, "(state, value, is_mean, tokens, /)")                                                  \
+    X(loss_add_state, "(state, other, /)")                                                                   \
+    X(loss_means, "(state, row, /)")                                                                         \
+    X(loss_layout, "()")                                                                                     \
     X(cpu_info, "()")                                                                                        \
     X(build_info, "()")
 

@@ -60,6 +60,7 @@ double reference_norm(const void *data, int64_t n, tm_dtype dtype, tm_norm_order
     X(widen)                                                                                                 \
     X(rescue)                                                                                                \
     X(merge)                                                                                                 \
+    X(loss)                                                                                                  \
     X(blas)                                                                                                  \
     X(threads)
 

@@ -10,6 +10,7 @@ Anything else, and memory that the host can't address, is a TypeError that names
 from __future__ import annotations
 
 from trainmon.ops.info import build_info, cpu_info
+from trainmon.ops.losses import LossAccumulator, loss_gap, position_buckets
 from trainmon.ops.norms import multi_norm, plain_read
 from trainmon.ops.scan import NonFinite, scan_nonfinite
 from trainmon.ops.stats import STATS_DTYPE, SUMMARY_DTYPE, finish_stats, merge_stats, tensor_stats
@@ -17,13 +18,16 @@ from trainmon.ops.stats import STATS_DTYPE, SUMMARY_DTYPE, finish_stats, merge_s
 __all__ = [
     "STATS_DTYPE",
     "SUMMARY_DTYPE",
+    "LossAccumulator",
     "NonFinite",
     "build_info",
     "cpu_info",
     "finish_stats",
+    "loss_gap",
     "merge_stats",
     "multi_norm",
     "plain_read",
+    "position_buckets",
     "scan_nonfinite",
     "tensor_stats",
 ]
