@@ -63,8 +63,8 @@ def one_size(title: str, n: int, rounds: int) -> list[Row]:
         import torch
 
         loss, mask = torch.from_numpy(losses), torch.from_numpy(weights)
-        calls["torch"] = lambda: ((loss * mask).sum() / mask.sum()).item()
-        calls["torch64"] = lambda: ((loss.double() * mask).sum() / mask.sum()).item()
+        calls["torch"] = lambda: float((loss * mask).sum() / mask.sum())
+        calls["torch64"] = lambda: float((loss.double() * mask).sum() / mask.sum())
     best = best_of(calls, rounds)
 
     rows = []
@@ -80,7 +80,9 @@ def one_size(title: str, n: int, rounds: int) -> list[Row]:
             )
         )
     masked = best["float32, int64 weights 0 or 1"]
-    rows.append(ratio_row(f"LossAccumulator.add / plain read, with int64 weights, {title}", masked / best["read"]))
+    rows.append(
+        ratio_row(f"LossAccumulator.add / plain read, with int64 weights, {title}", masked / best["read"])
+    )
     peers = {
         "average": "np.average(weights) / LossAccumulator.add",
         "torch": "torch sum(loss * mask) / sum(mask) in float32 / LossAccumulator.add",
@@ -89,7 +91,9 @@ def one_size(title: str, n: int, rounds: int) -> list[Row]:
     rows += [
         ratio_row(f"{what}, {title}", best[name] / masked) for name, what in peers.items() if name in best
     ]
-    rows.append(ratio_row(f"math.fsum / LossAccumulator.add, no weights, {title}", best["fsum"] / best["float32"]))
+    rows.append(
+        ratio_row(f"math.fsum / LossAccumulator.add, no weights, {title}", best["fsum"] / best["float32"])
+    )
     return rows
 
 
@@ -98,7 +102,11 @@ def small_calls(rounds: int) -> list[Row]:
     accumulator = LossAccumulator()
     losses = np.ones(16, np.float32)
     best = best_of(
-        {"add": lambda: accumulator.add(losses), "mean": lambda: accumulator.mean, "numpy": lambda: losses.mean()},
+        {
+            "add": lambda: accumulator.add(losses),
+            "mean": lambda: accumulator.mean,
+            "numpy": losses.mean,
+        },
         rounds,
     )
     return [

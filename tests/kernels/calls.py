@@ -33,13 +33,23 @@ class Call:
     writes: tuple[int, ...] = ()
 
 
+def _sum_losses(losses: list[Any]) -> object:
+    accumulator = ops.LossAccumulator(buckets=2)
+    for loss in losses:
+        accumulator.add(loss, np.ones(loss.shape, np.int64), np.arange(loss.shape[1]) % 3)
+    return [accumulator.mean, accumulator.gap, accumulator.bucket_means, accumulator.state]
+
+
 CALLS: dict[str, Call] = {
+    "LossAccumulator": Call(lambda tensors: (tensors,), any_tensors=False, use=_sum_losses),
     "build_info": Call(lambda tensors: (), any_tensors=False),
     "cpu_info": Call(lambda tensors: (), any_tensors=False),
     "finish_stats": Call(lambda tensors: (ops.tensor_stats(tensors),), any_tensors=False),
+    "loss_gap": Call(lambda tensors: ([6.0, 4.0], [3, 1]), any_tensors=False),
     "merge_stats": Call(lambda tensors: (ops.tensor_stats(tensors),), any_tensors=False),
     "multi_norm": Call(lambda tensors: (tensors, 2, True)),
     "plain_read": Call(lambda tensors: (tensors,)),
+    "position_buckets": Call(lambda tensors: (6, 3), any_tensors=False),
     "scan_nonfinite": Call(lambda tensors: (tensors,)),
     "tensor_stats": Call(lambda tensors: (tensors,)),
 }

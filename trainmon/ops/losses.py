@@ -192,7 +192,9 @@ class LossAccumulator:
         result = cls(len(array) - 1)
         _core.loss_add_state(result._state, np.ascontiguousarray(array, np.int64))
         tops = [offset + digits - 1 for offset, digits in _FIELDS.values()]
-        if not bool((np.abs(result._state[:, tops]) < 2**31).all()) or bool((result._state[:, tops[2:]] < 0).any()):
+        if not bool((np.abs(result._state[:, tops]) < 2**31).all()) or bool(
+            (result._state[:, tops[2:]] < 0).any()
+        ):
             raise ValueError("a state whose sums are out of range")
         return result
 
