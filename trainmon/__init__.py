@@ -15,10 +15,18 @@ if TYPE_CHECKING:
     from trainmon.config import ConfigError as ConfigError
     from trainmon.config import load_config as load_config
     from trainmon.monitor import TrainMonitor as TrainMonitor
+    from trainmon.ops import ExpertMetrics as ExpertMetrics
+    from trainmon.ops import ExpertState as ExpertState
     from trainmon.ops import LossAccumulator as LossAccumulator
     from trainmon.ops import NonFinite as NonFinite
+    from trainmon.ops import assign_churn as assign_churn
+    from trainmon.ops import bias_saturated as bias_saturated
+    from trainmon.ops import bias_span as bias_span
     from trainmon.ops import build_info as build_info
     from trainmon.ops import cpu_info as cpu_info
+    from trainmon.ops import expert_load as expert_load
+    from trainmon.ops import expert_metrics as expert_metrics
+    from trainmon.ops import expert_migration as expert_migration
     from trainmon.ops import finish_stats as finish_stats
     from trainmon.ops import loss_gap as loss_gap
     from trainmon.ops import merge_stats as merge_stats
@@ -32,10 +40,18 @@ _HOME = {
     "ConfigError": "trainmon.config",
     "load_config": "trainmon.config",
     "TrainMonitor": "trainmon.monitor",
+    "ExpertMetrics": "trainmon.ops",
+    "ExpertState": "trainmon.ops",
     "LossAccumulator": "trainmon.ops",
     "NonFinite": "trainmon.ops",
+    "assign_churn": "trainmon.ops",
+    "bias_saturated": "trainmon.ops",
+    "bias_span": "trainmon.ops",
     "build_info": "trainmon.ops",
     "cpu_info": "trainmon.ops",
+    "expert_load": "trainmon.ops",
+    "expert_metrics": "trainmon.ops",
+    "expert_migration": "trainmon.ops",
     "finish_stats": "trainmon.ops",
     "loss_gap": "trainmon.ops",
     "merge_stats": "trainmon.ops",

@@ -9,6 +9,7 @@
     X(NORM, norm)                                                                                            \
     X(SCAN, scan)                                                                                            \
     X(READ, read)                                                                                            \
-    X(WIDEN, widen)
+    X(WIDEN, widen)                                                                                          \
+    X(MOE, moe)
 
 #endif

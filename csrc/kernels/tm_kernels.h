@@ -11,6 +11,7 @@
 
 #include "../core/tm_dtype.h"
 #include "tm_families.h"
+#include "tm_moe_kernels.h"
 
 #include <stdint.h>
 

@@ -11,6 +11,9 @@
     X(merge_stats, "(records, offsets, /)")                                                                  \
     X(multi_norm, "(tensors, order_code, per_tensor, threads, /)")                                           \
     X(scan_nonfinite, "(tensors, names, threads, /)")                                                        \
+    X(expert_load, "(indices, num_experts, per_tensor, threads, /)")                                         \
+    X(expert_metrics, "(counts, options, placement, state, /)")                                              \
+    X(common_assignments, "(before, after, k, num_experts, /)")                                              \
     X(plain_read, "(tensors, /)")                                                                            \
     X(loss_add, "(state, losses, weights, buckets, /)")                                                      \
     X(loss_add_value, "(state, value, is_mean, tokens, /)")                                                  \

@@ -62,6 +62,7 @@ double reference_norm(const void *data, int64_t n, tm_dtype dtype, tm_norm_order
     X(merge)                                                                                                 \
     X(loss)                                                                                                  \
     X(blas)                                                                                                  \
+    X(moe)                                                                                                   \
     X(threads)
 
 #define TM_DECLARE_TEST(name) void test_##name(void);

@@ -40,10 +40,18 @@ def _sum_losses(losses: list[Any]) -> object:
     return [accumulator.mean, accumulator.gap, accumulator.bucket_means, accumulator.state]
 
 
+_IDS = np.array([[[0, 3], [1, 7]], [[3, 9], [-1, 1]]], np.int16)
+
 CALLS: dict[str, Call] = {
     "LossAccumulator": Call(lambda tensors: (tensors,), any_tensors=False, use=_sum_losses),
+    "assign_churn": Call(lambda tensors: (_IDS[0], _IDS[1], 8), any_tensors=False),
+    "bias_saturated": Call(lambda tensors: (np.arange(8.0).reshape(2, 4), 3.0), any_tensors=False),
+    "bias_span": Call(lambda tensors: (np.arange(8.0).reshape(2, 4),), any_tensors=False),
     "build_info": Call(lambda tensors: (), any_tensors=False),
     "cpu_info": Call(lambda tensors: (), any_tensors=False),
+    "expert_load": Call(lambda tensors: (list(_IDS), 8, True), any_tensors=False),
+    "expert_metrics": Call(lambda tensors: (np.arange(8).reshape(2, 4), 1.25, 2), any_tensors=False),
+    "expert_migration": Call(lambda tensors: (_IDS[0], _IDS[1]), any_tensors=False),
     "finish_stats": Call(lambda tensors: (ops.tensor_stats(tensors),), any_tensors=False),
     "loss_gap": Call(lambda tensors: ([6.0, 4.0], [3, 1]), any_tensors=False),
     "merge_stats": Call(lambda tensors: (ops.tensor_stats(tensors),), any_tensors=False),

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from trainmon.ops.info import build_info, cpu_info
 from trainmon.ops.losses import LossAccumulator, loss_gap, position_buckets
+from trainmon.ops.moe import assign_churn, bias_saturated, bias_span, expert_load, expert_migration
+from trainmon.ops.moe_metrics import ExpertMetrics, ExpertState, expert_metrics
 from trainmon.ops.norms import multi_norm, plain_read
 from trainmon.ops.scan import NonFinite, scan_nonfinite
 from trainmon.ops.stats import STATS_DTYPE, SUMMARY_DTYPE, finish_stats, merge_stats, tensor_stats
@@ -18,10 +20,18 @@ from trainmon.ops.stats import STATS_DTYPE, SUMMARY_DTYPE, finish_stats, merge_s
 __all__ = [
     "STATS_DTYPE",
     "SUMMARY_DTYPE",
+    "ExpertMetrics",
+    "ExpertState",
     "LossAccumulator",
     "NonFinite",
+    "assign_churn",
+    "bias_saturated",
+    "bias_span",
     "build_info",
     "cpu_info",
+    "expert_load",
+    "expert_metrics",
+    "expert_migration",
     "finish_stats",
     "loss_gap",
     "merge_stats",
