@@ -15,15 +15,18 @@ if TYPE_CHECKING:
     from trainmon.config import ConfigError as ConfigError
     from trainmon.config import load_config as load_config
     from trainmon.monitor import TrainMonitor as TrainMonitor
+    from trainmon.ops import Difference as Difference
     from trainmon.ops import ExpertMetrics as ExpertMetrics
     from trainmon.ops import ExpertState as ExpertState
     from trainmon.ops import LossAccumulator as LossAccumulator
     from trainmon.ops import NonFinite as NonFinite
+    from trainmon.ops import TensorDifferences as TensorDifferences
     from trainmon.ops import assign_churn as assign_churn
     from trainmon.ops import bias_saturated as bias_saturated
     from trainmon.ops import bias_span as bias_span
     from trainmon.ops import build_info as build_info
     from trainmon.ops import cpu_info as cpu_info
+    from trainmon.ops import diff_norm as diff_norm
     from trainmon.ops import expert_load as expert_load
     from trainmon.ops import expert_metrics as expert_metrics
     from trainmon.ops import expert_migration as expert_migration
@@ -40,15 +43,18 @@ _HOME = {
     "ConfigError": "trainmon.config",
     "load_config": "trainmon.config",
     "TrainMonitor": "trainmon.monitor",
+    "Difference": "trainmon.ops",
     "ExpertMetrics": "trainmon.ops",
     "ExpertState": "trainmon.ops",
     "LossAccumulator": "trainmon.ops",
     "NonFinite": "trainmon.ops",
+    "TensorDifferences": "trainmon.ops",
     "assign_churn": "trainmon.ops",
     "bias_saturated": "trainmon.ops",
     "bias_span": "trainmon.ops",
     "build_info": "trainmon.ops",
     "cpu_info": "trainmon.ops",
+    "diff_norm": "trainmon.ops",
     "expert_load": "trainmon.ops",
     "expert_metrics": "trainmon.ops",
     "expert_migration": "trainmon.ops",

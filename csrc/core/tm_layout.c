@@ -84,38 +84,48 @@ void tm_layout_init(tm_layout *layout, const tm_view *view) {
     }
 }
 
-/* `count` elements of one axis into `out`. memcpy with a constant size is a load and a store that need no
- * alignment. */
-static void copy_run(char *out, const char *from, int64_t stride, int64_t count, size_t item) {
-    if (stride == (int64_t)item) {
-        memcpy(out, from, (size_t)count * item);
-        return;
-    }
-#define TM_COPY(size)                                                                                        \
+/* `count` elements from one row to another; one of the strides is `item`. memcpy with a constant size is a
+ * load and a store that need no alignment. */
+#define TM_COPY(size, to_stride, from_stride)                                                                \
     for (int64_t i = 0; i < count; i++) {                                                                    \
-        memcpy(out + i * (size), from + i * stride, (size));                                                 \
+        memcpy(to + i * (to_stride), from + i * (from_stride), (size));                                      \
+    }
+#define TM_COPY_ITEMS(size)                                                                                  \
+    if (to_stride == (size)) {                                                                               \
+        TM_COPY(size, (size), from_stride)                                                                   \
+    } else {                                                                                                 \
+        TM_COPY(size, to_stride, (size))                                                                     \
+    }
+static void copy_run(char *to, int64_t to_stride, const char *from, int64_t from_stride, int64_t count,
+                     size_t item) {
+    if (to_stride == from_stride) {
+        memcpy(to, from, (size_t)count * item);
+        return;
     }
     switch (item) {
     case 1:
-        TM_COPY(1)
+        TM_COPY_ITEMS(1)
         break;
     case 2:
-        TM_COPY(2)
+        TM_COPY_ITEMS(2)
         break;
     case 4:
-        TM_COPY(4)
+        TM_COPY_ITEMS(4)
         break;
     default:
-        TM_COPY(8)
+        TM_COPY_ITEMS(8)
         break;
     }
-#undef TM_COPY
 }
+#undef TM_COPY_ITEMS
+#undef TM_COPY
 
-static void gather(const tm_layout *layout, int64_t start, int64_t count, char *out) {
+/* Calls copy_run for each run of elements [start, start + count) along the last axis: from the view to `out`,
+ * or to the view from `in`; the other one is NULL. */
+static void walk(const tm_layout *layout, int64_t start, int64_t count, char *out, const char *in) {
     int last = layout->ndim - 1;
-    int64_t at[TM_MAX_NDIM];
-    const char *row = layout->data;
+    int64_t at[TM_MAX_NDIM], item = (int64_t)layout->item;
+    char *row = (char *)layout->data; /* written only with `in`: the caller says that it may be */
 
     for (int axis = last; axis >= 0; axis--) {
         at[axis] = start % layout->shape[axis];
@@ -125,8 +135,13 @@ static void gather(const tm_layout *layout, int64_t start, int64_t count, char *
     for (;;) {
         int64_t run = layout->shape[last] - at[last];
         run = run < count ? run : count;
-        copy_run(out, row, layout->strides[last], run, layout->item);
-        out += (size_t)run * layout->item;
+        if (in != NULL) {
+            copy_run(row, layout->strides[last], in, item, run, layout->item);
+            in += run * item;
+        } else {
+            copy_run(out, item, row, layout->strides[last], run, layout->item);
+            out += run * item;
+        }
         count -= run;
         if (count == 0) {
             return;
@@ -152,6 +167,10 @@ const void *tm_layout_block(const tm_layout *layout, int64_t start, int64_t coun
     }
     int64_t room = TM_SCRATCH_BYTES / (int64_t)layout->item;
     *step = count < room ? count : room;
-    gather(layout, start, *step, scratch);
+    walk(layout, start, *step, scratch, NULL);
     return scratch;
+}
+
+void tm_layout_store(const tm_layout *layout, int64_t start, int64_t count, const void *from) {
+    walk(layout, start, count, NULL, from);
 }

@@ -29,4 +29,8 @@ void tm_layout_init(tm_layout *layout, const tm_view *view);
 const void *tm_layout_block(const tm_layout *layout, int64_t start, int64_t count, void *scratch,
                             int64_t *step);
 
+/* The way back: elements [start, start + count) of the view become `from`, which is contiguous. The view's
+ * memory must be writable, and `from` apart from it. */
+void tm_layout_store(const tm_layout *layout, int64_t start, int64_t count, const void *from);
+
 #endif

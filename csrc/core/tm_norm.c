@@ -40,19 +40,14 @@ static double read_blocks(const tm_table *table, int order, const tm_layout *lay
     return state.total;
 }
 
-/* Only a float64 sum of squares can leave the range of double. Its absolute maximum then tells an overflow
- * from an infinite element and a tiny chunk from one of zeros; both are rare enough to read the chunk, still
- * cached, again. */
+/* Only a float64 sum of squares can leave the range of double. */
 static tm_scaled read_chunk(const norm_call *call, const tm_layout *layout, tm_dtype dtype, int64_t start,
                             int64_t count) {
-    tm_scaled chunk = {read_blocks(call->table, call->order, layout, dtype, start, count), 0};
-    if (call->order == TM_KERNEL_NORM_2 && dtype == TM_F64 && tm_needs_rescue(chunk.value)) {
-        double absmax = read_blocks(call->table, TM_KERNEL_NORM_INF, layout, dtype, start, count);
-        if (absmax > 0 && isfinite(absmax)) {
-            chunk = tm_rescue_f64(call->table, layout, start, count, absmax);
-        }
+    double plain = read_blocks(call->table, call->order, layout, dtype, start, count);
+    if (call->order == TM_KERNEL_NORM_2 && dtype == TM_F64) {
+        return tm_rescued_f64(call->table, layout, start, count, plain);
     }
-    return chunk;
+    return (tm_scaled){plain, 0};
 }
 
 static tm_merge merge_of(int order) {
@@ -80,12 +75,8 @@ static void read_norm(const void *context, size_t tensor, int64_t first, int64_t
     }
 }
 
-/* The root of the square: the exponent of 4 becomes an exponent of 2. */
 static double finish_norm(int order, tm_scaled record) {
-    if (order != TM_KERNEL_NORM_2) {
-        return tm_scaled_value(record);
-    }
-    return ldexp(sqrt(record.value), (int)record.exponent);
+    return order == TM_KERNEL_NORM_2 ? tm_scaled_root(record) : tm_scaled_value(record);
 }
 
 static void take_norm(void *context, size_t tensor, const tm_record *record) {

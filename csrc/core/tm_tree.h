@@ -12,9 +12,15 @@ typedef struct tm_scaled {
 
 tm_scaled tm_scaled_add(tm_scaled a, tm_scaled b);
 
+typedef struct tm_diff_record {
+    tm_scaled diff, weight; /* sums of squares of the differences and of what they are taken from */
+    int64_t n_same, n_nonfinite;
+} tm_diff_record;
+
 typedef union tm_record {
     tm_stats stats;
     tm_scaled norm; /* sum of squares, sum of magnitudes or largest magnitude */
+    tm_diff_record diff;
 } tm_record;
 
 typedef void (*tm_merge)(tm_record *left, const tm_record *right);

@@ -11,5 +11,6 @@
     X(READ, read)                                                                                            \
     X(WIDEN, widen)                                                                                          \
     X(MOE, moe)
+    X(DIFF, diff)
 
 #endif

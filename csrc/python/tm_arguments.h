@@ -17,6 +17,11 @@ int tm_arguments_threads(PyObject *object, int *threads);
 /* Raises the status as the Python exception of its kind; nothing for TM_OK. */
 void tm_raise_status(tm_status status, const tm_error *error);
 
+/* Which NaN comes out depends on the order of evaluation; one NaN for all keeps results equal bit for bit. */
+static inline double tm_one_nan(double value) {
+    return Py_IS_NAN(value) ? Py_NAN : value;
+}
+
 /* Drops the GIL for work on more than TM_GIL_FREE_BYTES; NULL: it was kept. Without it nothing may touch
  * Python. */
 PyThreadState *tm_drop_gil(size_t bytes);

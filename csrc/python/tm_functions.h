@@ -14,6 +14,7 @@
     X(expert_load, "(indices, num_experts, per_tensor, threads, /)")                                         \
     X(expert_metrics, "(counts, options, placement, state, /)")                                              \
     X(common_assignments, "(before, after, k, num_experts, /)")                                              \
+    X(diff_norm, "(tensors, previous, update, per_tensor, threads, /)")                                      \
     X(plain_read, "(tensors, /)")                                                                            \
     X(loss_add, "(state, losses, weights, buckets, /)")                                                      \
     X(loss_add_value, "(state, value, is_mean, tokens, /)")                                                  \

@@ -100,7 +100,7 @@ tm_door tm_numpy_open(tm_views *views, Py_ssize_t position, PyObject *object, tm
     view->data = PyArray_DATA(array);
     view->dtype = dtype;
     view->ndim = PyArray_NDIM(array);
-    if (PyArray_IS_C_CONTIGUOUS(array)) {
+    if (PyArray_IS_C_CONTIGUOUS(array) && !views->shapes) {
         view->n = PyArray_SIZE(array);
         view->shape = NULL;
         view->strides = NULL;

@@ -63,11 +63,6 @@ PyObject *tm_py_merge_stats(PyObject *module, PyObject *const *args, Py_ssize_t 
     return result;
 }
 
-/* Which NaN comes out depends on the order of evaluation; one NaN for all keeps results equal bit for bit. */
-static double one_nan(double value) {
-    return Py_IS_NAN(value) ? Py_NAN : value;
-}
-
 PyObject *tm_py_multi_norm(PyObject *module, PyObject *const *args, Py_ssize_t count) {
     tm_state *state = tm_state_of(module);
     PyObject *result = NULL, *norms = NULL;
@@ -103,8 +98,9 @@ PyObject *tm_py_multi_norm(PyObject *module, PyObject *const *args, Py_ssize_t c
         goto done;
     }
     for (size_t i = 0; per_tensor != NULL && i < views.count; i++)
-        per_tensor[i] = one_nan(per_tensor[i]);
-    result = wants_each ? Py_BuildValue("(dO)", one_nan(total), norms) : PyFloat_FromDouble(one_nan(total));
+        per_tensor[i] = tm_one_nan(per_tensor[i]);
+    result =
+        wants_each ? Py_BuildValue("(dO)", tm_one_nan(total), norms) : PyFloat_FromDouble(tm_one_nan(total));
 done:
     Py_XDECREF(norms);
     tm_views_close(&views);

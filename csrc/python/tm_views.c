@@ -278,11 +278,18 @@ tm_door tm_views_place(tm_views *views, Py_ssize_t position, tm_view *view, cons
             (long long)view->n);
     view->shape = NULL;
     view->strides = NULL;
-    if (is_c_order(shape, strides, ndim, view->n, size / unit))
+    const int in_order = is_c_order(shape, strides, ndim, view->n, size / unit);
+    if (in_order && !views->shapes)
         return TM_DOOR_OPEN;
     int64_t *axes = take_axes(views, 2 * (size_t)ndim);
     if (axes == NULL)
         return TM_DOOR_ERROR;
+    view->shape = axes; /* ours: the tensor may get another shape while the GIL is dropped */
+    if (in_order) {
+        for (int32_t axis = 0; axis < ndim; axis++)
+            axes[axis] = shape[axis];
+        return TM_DOOR_OPEN;
+    }
     for (int32_t axis = 0; axis < ndim; axis++) {
         if (strides[axis] > INT64_MAX / unit || strides[axis] < -(INT64_MAX / unit))
             return tm_views_refuse(views, position, PyExc_ValueError, "stride %lld is out of range",
@@ -290,7 +297,6 @@ tm_door tm_views_place(tm_views *views, Py_ssize_t position, tm_view *view, cons
         axes[axis] = shape[axis];
         axes[ndim + axis] = strides[axis] * unit;
     }
-    view->shape = axes; /* ours: the tensor may get another shape while the GIL is dropped */
     view->strides = axes + ndim;
     if (views->writable && overlaps_itself(view))
         return tm_views_refuse(
@@ -352,6 +358,14 @@ static tm_door open_tagged(tm_views *views, Py_ssize_t position, PyObject *pair,
                 (long long)view->n, had, tag, wanted, wanted);
         view->n /= (int64_t)wanted;
         view->ndim = 1;
+        view->shape = NULL;
+        if (views->shapes) {
+            int64_t *axes = take_axes(views, 1);
+            if (axes == NULL)
+                return TM_DOOR_ERROR;
+            axes[0] = view->n;
+            view->shape = axes;
+        }
     }
     view->dtype = dtype;
     return TM_DOOR_OPEN;
@@ -394,11 +408,12 @@ int tm_views_open(tm_views *views, tm_state *state, PyObject *tensors, PyObject 
 }
 
 int tm_views_open_as(tm_views *views, tm_state *state, PyObject *tensors, PyObject *names,
-                     const char *argument, int writable) {
+                     const char *argument, int flags) {
     memset(views, 0, offsetof(tm_views, inline_views));
     views->state = state;
     views->argument = argument;
-    views->writable = writable;
+    views->writable = (flags & TM_VIEWS_WRITABLE) != 0;
+    views->shapes = (flags & TM_VIEWS_SHAPES) != 0;
     views->views = views->inline_views;
     if (names != Py_None && !PyTuple_Check(names)) {
         PyErr_Format(PyExc_TypeError, "names must be a tuple of str or None, not %s",

@@ -20,6 +20,7 @@ typedef struct tm_views {
     size_t bytes;         /* bytes that a full read touches */
     const char *argument; /* borrowed: what errors call the list */
     int writable;         /* the call writes to the memory: doors refuse what is read-only */
+    int shapes;           /* the call wants every view's shape, that of contiguous ones too */
     tm_hold *holds;       /* owned list */
     tm_axes *axes;        /* owned list */
     tm_view inline_views[TM_INLINE_VIEWS];
@@ -32,10 +33,12 @@ typedef enum tm_door { TM_DOOR_ERROR = -1, TM_DOOR_OPEN, TM_DOOR_OTHER } tm_door
  * tuple of str as long as the list, or None. 0, or -1 with a Python error; close in both cases. */
 int tm_views_open(tm_views *views, tm_state *state, PyObject *tensors, PyObject *names);
 
-/* The same for another argument than "tensors" (a literal). writable: the core may write through the views;
- * then read-only memory is a ValueError, and so is a view of which one byte is two elements (broadcast). */
+/* The same for another argument than "tensors" (a literal), with flags. TM_VIEWS_WRITABLE: the core may write
+ * through the views; then read-only memory is a ValueError, and so is a view of which one byte is two
+ * elements (broadcast). TM_VIEWS_SHAPES: `shape` is set in every view, of contiguous memory too. */
+enum { TM_VIEWS_WRITABLE = 1, TM_VIEWS_SHAPES = 2 };
 int tm_views_open_as(tm_views *views, tm_state *state, PyObject *tensors, PyObject *names,
-                     const char *argument, int writable);
+                     const char *argument, int flags);
 void tm_views_close(tm_views *views);
 
 /* For the doors. */

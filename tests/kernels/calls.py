@@ -52,6 +52,9 @@ CALLS: dict[str, Call] = {
     "expert_load": Call(lambda tensors: (list(_IDS), 8, True), any_tensors=False),
     "expert_metrics": Call(lambda tensors: (np.arange(8).reshape(2, 4), 1.25, 2), any_tensors=False),
     "expert_migration": Call(lambda tensors: (_IDS[0], _IDS[1]), any_tensors=False),
+    "diff_norm": Call(
+        lambda tensors: (tensors, [copy(tensor) for tensor in tensors], True, True), writes=(1,)
+    ),
     "finish_stats": Call(lambda tensors: (ops.tensor_stats(tensors),), any_tensors=False),
     "loss_gap": Call(lambda tensors: ([6.0, 4.0], [3, 1]), any_tensors=False),
     "merge_stats": Call(lambda tensors: (ops.tensor_stats(tensors),), any_tensors=False),
@@ -61,6 +64,11 @@ CALLS: dict[str, Call] = {
     "scan_nonfinite": Call(lambda tensors: (tensors,)),
     "tensor_stats": Call(lambda tensors: (tensors,)),
 }
+
+
+def copy(tensor: Any) -> Any:
+    """A writable copy with the same layout; what is no array comes back as it is."""
+    return tensor.copy(order="K") if isinstance(tensor, np.ndarray) else tensor
 
 
 def call(name: str, *arguments: Any) -> object:

@@ -9,6 +9,7 @@ Anything else, and memory that the host can't address, is a TypeError that names
 
 from __future__ import annotations
 
+from trainmon.ops.differences import Difference, TensorDifferences, diff_norm
 from trainmon.ops.info import build_info, cpu_info
 from trainmon.ops.losses import LossAccumulator, loss_gap, position_buckets
 from trainmon.ops.moe import assign_churn, bias_saturated, bias_span, expert_load, expert_migration
@@ -20,15 +21,18 @@ from trainmon.ops.stats import STATS_DTYPE, SUMMARY_DTYPE, finish_stats, merge_s
 __all__ = [
     "STATS_DTYPE",
     "SUMMARY_DTYPE",
+    "Difference",
     "ExpertMetrics",
     "ExpertState",
     "LossAccumulator",
     "NonFinite",
+    "TensorDifferences",
     "assign_churn",
     "bias_saturated",
     "bias_span",
     "build_info",
     "cpu_info",
+    "diff_norm",
     "expert_load",
     "expert_metrics",
     "expert_migration",

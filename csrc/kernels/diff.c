@@ -1,0 +1,128 @@
+/* Differences of a chunk (contract: tm_diff_kernels.h). The difference of two widened elements is rounded, so
+ * its square is too and nothing may be fused; the square of a narrow element is exact. */
+#include "tm_bytes.h"
+#include "tm_rows.h"
+
+#include <string.h>
+
+TM_INLINE void diff_row_double(double *diff, double *weight, const double *now, const double *before) {
+    for (int l = 0; l < TM_LANES; l++) {
+        double difference = now[l] - before[l];
+        diff[l] = TM_ADD_ROUNDED_SQUARE(diff[l], difference);
+        weight[l] = TM_ADD_ROUNDED_SQUARE(weight[l], before[l]);
+    }
+}
+
+#if defined(__AVX512F__) /* why: tm_rows.h */
+TM_INLINE void diff_row_float(double *diff, double *weight, const float *now, const float *before) {
+    for (int l = 0; l < TM_LANES; l += 8) {
+        __m512d wide = _mm512_cvtps_pd(_mm256_loadu_ps(before + l));
+        __m512d difference = _mm512_sub_pd(_mm512_cvtps_pd(_mm256_loadu_ps(now + l)), wide);
+        __m512d square = _mm512_mul_pd(difference, difference);
+        _mm512_storeu_pd(diff + l, _mm512_add_pd(_mm512_loadu_pd(diff + l), square));
+        _mm512_storeu_pd(weight + l, _mm512_fmadd_pd(wide, wide, _mm512_loadu_pd(weight + l)));
+    }
+}
+#else
+TM_INLINE void diff_row_float(double *diff, double *weight, const float *now, const float *before) {
+    for (int l = 0; l < TM_LANES; l++) {
+        double wide = before[l], difference = now[l] - wide;
+        diff[l] = TM_ADD_ROUNDED_SQUARE(diff[l], difference);
+        weight[l] = TM_ADD_EXACT_SQUARE(weight[l], wide);
+    }
+}
+#endif
+
+/* How many of a row of doubles are NaN or infinite. */
+TM_NOINLINE int64_t diff_count_nonfinite(const double *row) {
+    const tm_int64 *bits = (const tm_int64 *)row;
+    int64_t count = 0;
+    for (int l = 0; l < TM_LANES; l++) {
+        count += (bits[l] & INT64_MAX) >= INT64_C(0x7ff0000000000000);
+    }
+    return count;
+}
+
+/* Elements of equal bits, by size; a block has at most TM_BLOCK_ROWS rows, which its counters can hold. */
+#define TM_DIFF_SAME(type)                                                                                   \
+    TM_NOINLINE int64_t diff_same_##type(const void *now, const void *before, size_t n) {                    \
+        typedef type __attribute__((may_alias)) element;                                                     \
+        const element *a = now, *b = before;                                                                 \
+        type lane[TM_LANES] = {0};                                                                           \
+        int64_t total = 0;                                                                                   \
+        size_t i = 0;                                                                                        \
+        for (; n - i >= TM_LANES; i += TM_LANES) {                                                           \
+            for (int l = 0; l < TM_LANES; l++) {                                                             \
+                lane[l] = (type)(lane[l] + (a[i + (size_t)l] == b[i + (size_t)l]));                          \
+            }                                                                                                \
+        }                                                                                                    \
+        for (int l = 0; l < TM_LANES; l++) {                                                                 \
+            total += lane[l];                                                                                \
+        }                                                                                                    \
+        for (; i < n; i++) {                                                                                 \
+            total += a[i] == b[i];                                                                           \
+        }                                                                                                    \
+        return total;                                                                                        \
+    }
+TM_DIFF_SAME(int16_t)
+TM_DIFF_SAME(tm_int32)
+TM_DIFF_SAME(tm_int64)
+#undef TM_DIFF_SAME
+
+#define TM_TEMPLATE "diff_float.h"
+#include "each_float.h"
+#undef TM_TEMPLATE
+
+/* Dtypes whose speed nobody waits for: element by element to doubles, with the arithmetic of the others. */
+#define TM_DIFF_BLOCK(name, store, value)                                                                    \
+    static void diff_block_##name(tm_diff_state *state, const void *now, const void *before, size_t n,       \
+                                  const double *byte_values) {                                               \
+        const store *p = now, *q = before;                                                                   \
+        (void)byte_values;                                                                                   \
+        for (; n > 0; p += TM_LANES, q += TM_LANES) {                                                        \
+            double x[TM_LANES] = {0}, y[TM_LANES] = {0}, difference[TM_LANES];                               \
+            size_t width = n < TM_LANES ? n : TM_LANES;                                                      \
+            tm_prefetch_row(p, TM_LANES * sizeof *p);                                                        \
+            tm_prefetch_row(q, TM_LANES * sizeof *q);                                                        \
+            for (size_t l = 0; l < width; l++) {                                                             \
+                x[l] = value(p[l]);                                                                          \
+                y[l] = value(q[l]);                                                                          \
+                state->n_same += p[l] == q[l];                                                               \
+            }                                                                                                \
+            for (int l = 0; l < TM_LANES; l++) {                                                             \
+                difference[l] = x[l] - y[l];                                                                 \
+            }                                                                                                \
+            diff_row_double(state->diff, state->weight, x, y);                                               \
+            state->n_nonfinite += diff_count_nonfinite(difference);                                          \
+            n -= width;                                                                                      \
+        }                                                                                                    \
+    }
+#define TM_DIFF_CAST(element) ((double)(element))
+#define TM_DIFF_LOOK_UP(code) (byte_values[code])
+TM_DIFF_BLOCK(i16, int16_t, TM_DIFF_CAST)
+TM_DIFF_BLOCK(i32, int32_t, TM_DIFF_CAST)
+TM_DIFF_BLOCK(i64, int64_t, TM_DIFF_CAST)
+TM_DIFF_BLOCK(u16, uint16_t, TM_DIFF_CAST)
+TM_DIFF_BLOCK(u32, uint32_t, TM_DIFF_CAST)
+TM_DIFF_BLOCK(u64, uint64_t, TM_DIFF_CAST)
+TM_DIFF_BLOCK(byte, uint8_t, TM_DIFF_LOOK_UP)
+
+static void diff_finish(tm_diff_state *state) {
+    state->total_diff = tm_lane_total(state->diff);
+    state->total_weight = tm_lane_total(state->weight);
+}
+
+const tm_diff_kernels TM_TIERED(tm_diff_kernels_) = {
+    .block = {[TM_F64] = diff_block_f64,
+              [TM_F32] = diff_block_f32,
+              [TM_F16] = diff_block_f16,
+              [TM_BF16] = diff_block_bf16,
+              [TM_I16] = diff_block_i16,
+              [TM_I32] = diff_block_i32,
+              [TM_I64] = diff_block_i64,
+              [TM_U16] = diff_block_u16,
+              [TM_U32] = diff_block_u32,
+              [TM_U64] = diff_block_u64,
+              TM_BYTE_ROWS(diff_block_byte)},
+    .finish = diff_finish,
+};
