@@ -10,7 +10,7 @@
     X(SCAN, scan)                                                                                            \
     X(READ, read)                                                                                            \
     X(WIDEN, widen)                                                                                          \
-    X(MOE, moe)
+    X(MOE, moe)                                                                                              \
     X(DIFF, diff)
 
 #endif
