@@ -26,11 +26,13 @@ if TYPE_CHECKING:
     from trainmon.ops import bias_span as bias_span
     from trainmon.ops import build_info as build_info
     from trainmon.ops import cpu_info as cpu_info
+    from trainmon.ops import csv_rows as csv_rows
     from trainmon.ops import diff_norm as diff_norm
     from trainmon.ops import expert_load as expert_load
     from trainmon.ops import expert_metrics as expert_metrics
     from trainmon.ops import expert_migration as expert_migration
     from trainmon.ops import finish_stats as finish_stats
+    from trainmon.ops import json_rows as json_rows
     from trainmon.ops import loss_gap as loss_gap
     from trainmon.ops import merge_stats as merge_stats
     from trainmon.ops import multi_norm as multi_norm
@@ -54,11 +56,13 @@ _HOME = {
     "bias_span": "trainmon.ops",
     "build_info": "trainmon.ops",
     "cpu_info": "trainmon.ops",
+    "csv_rows": "trainmon.ops",
     "diff_norm": "trainmon.ops",
     "expert_load": "trainmon.ops",
     "expert_metrics": "trainmon.ops",
     "expert_migration": "trainmon.ops",
     "finish_stats": "trainmon.ops",
+    "json_rows": "trainmon.ops",
     "loss_gap": "trainmon.ops",
     "merge_stats": "trainmon.ops",
     "multi_norm": "trainmon.ops",

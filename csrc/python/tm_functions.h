@@ -21,6 +21,7 @@
     X(loss_add_state, "(state, other, /)")                                                                   \
     X(loss_means, "(state, row, /)")                                                                         \
     X(loss_layout, "()")                                                                                     \
+    X(write_rows, "(plan, numbers, names, masks, json, header, /)")                                          \
     X(cpu_info, "()")                                                                                        \
     X(build_info, "()")
 

@@ -61,6 +61,7 @@ double reference_norm(const void *data, int64_t n, tm_dtype dtype, tm_norm_order
     X(rescue)                                                                                                \
     X(merge)                                                                                                 \
     X(loss)                                                                                                  \
+    X(rows_text)                                                                                             \
     X(diff)                                                                                                  \
     X(blas)                                                                                                  \
     X(moe)                                                                                                   \

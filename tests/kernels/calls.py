@@ -40,6 +40,10 @@ def _sum_losses(losses: list[Any]) -> object:
     return [accumulator.mean, accumulator.gap, accumulator.bucket_means, accumulator.state]
 
 
+def _table(tensors: list[Any]) -> tuple[Any, ...]:
+    return {"x": tensors[1][0], "name": ["a,b", None, "c", "d", "e", "f"]}, {"x": tensors[1][1] > 0}
+
+
 _IDS = np.array([[[0, 3], [1, 7]], [[3, 9], [-1, 1]]], np.int16)
 
 CALLS: dict[str, Call] = {
@@ -49,6 +53,7 @@ CALLS: dict[str, Call] = {
     "bias_span": Call(lambda tensors: (np.arange(8.0).reshape(2, 4),), any_tensors=False),
     "build_info": Call(lambda tensors: (), any_tensors=False),
     "cpu_info": Call(lambda tensors: (), any_tensors=False),
+    "csv_rows": Call(_table, any_tensors=False),
     "expert_load": Call(lambda tensors: (list(_IDS), 8, True), any_tensors=False),
     "expert_metrics": Call(lambda tensors: (np.arange(8).reshape(2, 4), 1.25, 2), any_tensors=False),
     "expert_migration": Call(lambda tensors: (_IDS[0], _IDS[1]), any_tensors=False),
@@ -56,6 +61,7 @@ CALLS: dict[str, Call] = {
         lambda tensors: (tensors, [copy(tensor) for tensor in tensors], True, True), writes=(1,)
     ),
     "finish_stats": Call(lambda tensors: (ops.tensor_stats(tensors),), any_tensors=False),
+    "json_rows": Call(_table, any_tensors=False),
     "loss_gap": Call(lambda tensors: ([6.0, 4.0], [3, 1]), any_tensors=False),
     "merge_stats": Call(lambda tensors: (ops.tensor_stats(tensors),), any_tensors=False),
     "multi_norm": Call(lambda tensors: (tensors, 2, True)),

@@ -15,6 +15,7 @@ from trainmon.ops.losses import LossAccumulator, loss_gap, position_buckets
 from trainmon.ops.moe import assign_churn, bias_saturated, bias_span, expert_load, expert_migration
 from trainmon.ops.moe_metrics import ExpertMetrics, ExpertState, expert_metrics
 from trainmon.ops.norms import multi_norm, plain_read
+from trainmon.ops.rows import csv_rows, json_rows
 from trainmon.ops.scan import NonFinite, scan_nonfinite
 from trainmon.ops.stats import STATS_DTYPE, SUMMARY_DTYPE, finish_stats, merge_stats, tensor_stats
 
@@ -32,11 +33,13 @@ __all__ = [
     "bias_span",
     "build_info",
     "cpu_info",
+    "csv_rows",
     "diff_norm",
     "expert_load",
     "expert_metrics",
     "expert_migration",
     "finish_stats",
+    "json_rows",
     "loss_gap",
     "merge_stats",
     "multi_norm",

@@ -7,11 +7,14 @@ new one.
 
 from __future__ import annotations
 
-import csv
-import io
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
-from trainmon.frame import Snapshot, Table
+import numpy as np
+
+from trainmon.frame import Flags, Floats, Snapshot, Table
+from trainmon.ops import csv_rows
 from trainmon.sinks.base import Cadence, Message, RecordFile, RunInfo, at_least
 
 __all__ = ["CsvSink"]
@@ -90,7 +93,7 @@ class _TableFile:
         stem = f"{probe}_step{first}-{last}"
         self._file = _create(directory, stem, life)
         try:
-            self._file.write(_encode([["step", "name", *columns]]))
+            self._file.write(csv_rows({name: [] for name in ("step", "name", *columns)}, header=True))
         except BaseException:
             # Without its header the file is nothing: the name is free for the next try.
             self._file.close()
@@ -102,16 +105,15 @@ class _TableFile:
         return step in self._steps and step > self._latest and set(columns) <= set(self._columns)
 
     def append(self, step: int, tables: list[Table], columns: list[str]) -> None:
-        cells: dict[str, dict[str, str]] = {}
-        for column, table in zip(columns, tables, strict=True):
-            values = zip(table.subjects, table.values.tolist(), table.valid.tolist(), strict=True)
-            for subject, value, known in values:
-                cells.setdefault(subject, {})[column] = repr(value) if known else ""
-        self._file.write(
-            _encode([[step, name, *(row.get(c, "") for c in self._columns)] for name, row in cells.items()])
-        )
+        names = tuple(dict.fromkeys(chain.from_iterable(table.subjects for table in tables)))
+        given = dict(zip(columns, tables, strict=True))
+        cells: dict[str, Any] = {"step": np.full(len(names), step), "name": names}
+        valid = {}
+        for column in self._columns:
+            cells[column], valid[column] = _aligned(given.get(column), names)
+        self._file.write(csv_rows(cells, valid))
         self._latest = step
-        self.rows += len(cells)
+        self.rows += len(names)
 
     def close(self) -> None:
         self._file.close()
@@ -128,7 +130,13 @@ def _create(directory: Path, stem: str, life: int) -> RecordFile:
             number += 1
 
 
-def _encode(rows: list[list[object]]) -> bytes:
-    text = io.StringIO(newline="")
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    return text.getvalue().encode("utf-8", "backslashreplace")
+def _aligned(table: Table | None, names: tuple[str, ...]) -> tuple[Floats, Flags]:
+    """Values and validity of a table in the order of ``names``; null where it has no such subject."""
+    if table is not None and table.subjects == names:
+        return table.values, table.valid
+    values, valid = np.zeros(len(names)), np.zeros(len(names), np.bool_)
+    if table is not None:
+        row_of = {name: row for row, name in enumerate(names)}
+        rows = [row_of[subject] for subject in table.subjects]
+        values[rows], valid[rows] = table.values, table.valid
+    return values, valid
