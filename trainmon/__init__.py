@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from trainmon.ops import Difference as Difference
     from trainmon.ops import ExpertMetrics as ExpertMetrics
     from trainmon.ops import ExpertState as ExpertState
+    from trainmon.ops import Fingerprint as Fingerprint
     from trainmon.ops import LossAccumulator as LossAccumulator
     from trainmon.ops import NonFinite as NonFinite
+    from trainmon.ops import Staged as Staged
     from trainmon.ops import TensorDifferences as TensorDifferences
     from trainmon.ops import assign_churn as assign_churn
     from trainmon.ops import bias_saturated as bias_saturated
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from trainmon.ops import expert_load as expert_load
     from trainmon.ops import expert_metrics as expert_metrics
     from trainmon.ops import expert_migration as expert_migration
+    from trainmon.ops import file_digest as file_digest
+    from trainmon.ops import fingerprint as fingerprint
     from trainmon.ops import finish_stats as finish_stats
     from trainmon.ops import json_rows as json_rows
     from trainmon.ops import loss_gap as loss_gap
@@ -38,6 +42,8 @@ if TYPE_CHECKING:
     from trainmon.ops import multi_norm as multi_norm
     from trainmon.ops import position_buckets as position_buckets
     from trainmon.ops import scan_nonfinite as scan_nonfinite
+    from trainmon.ops import stage as stage
+    from trainmon.ops import stage_size as stage_size
     from trainmon.ops import tensor_stats as tensor_stats
 
 _HOME = {
@@ -48,8 +54,10 @@ _HOME = {
     "Difference": "trainmon.ops",
     "ExpertMetrics": "trainmon.ops",
     "ExpertState": "trainmon.ops",
+    "Fingerprint": "trainmon.ops",
     "LossAccumulator": "trainmon.ops",
     "NonFinite": "trainmon.ops",
+    "Staged": "trainmon.ops",
     "TensorDifferences": "trainmon.ops",
     "assign_churn": "trainmon.ops",
     "bias_saturated": "trainmon.ops",
@@ -61,6 +69,8 @@ _HOME = {
     "expert_load": "trainmon.ops",
     "expert_metrics": "trainmon.ops",
     "expert_migration": "trainmon.ops",
+    "file_digest": "trainmon.ops",
+    "fingerprint": "trainmon.ops",
     "finish_stats": "trainmon.ops",
     "json_rows": "trainmon.ops",
     "loss_gap": "trainmon.ops",
@@ -68,6 +78,8 @@ _HOME = {
     "multi_norm": "trainmon.ops",
     "position_buckets": "trainmon.ops",
     "scan_nonfinite": "trainmon.ops",
+    "stage": "trainmon.ops",
+    "stage_size": "trainmon.ops",
     "tensor_stats": "trainmon.ops",
 }
 

@@ -47,6 +47,25 @@ def diff_norm(
     threads: int,
     /,
 ) -> tuple[float, float, int, int, int, tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]] | None]: ...
+def fingerprint(
+    tensors: Any | Iterable[Any],
+    pieces: tuple[tuple[tuple[int, ...], tuple[int, ...]] | None, ...] | None,
+    bits: int,
+    threads: int,
+    /,
+) -> tuple[npt.NDArray[np.uint64], list[tuple[str, tuple[int, ...]]]]: ...
+def stage(
+    tensors: Any | Iterable[Any], names: tuple[str, ...] | None, arena: Any, bits: int, threads: int, /
+) -> tuple[
+    Any,
+    int,
+    int,
+    npt.NDArray[np.int64],
+    npt.NDArray[Any],
+    npt.NDArray[np.uint64],
+    list[tuple[str, tuple[int, ...]]],
+]: ...
+def stage_size(tensors: Any | Iterable[Any], /) -> int: ...
 def plain_read(tensors: Any | Iterable[Any], /) -> int: ...
 def loss_add(state: npt.NDArray[np.int64], losses: Any, weights: Any, buckets: Any, /) -> None: ...
 def loss_add_value(state: npt.NDArray[np.int64], value: float, is_mean: bool, tokens: int, /) -> None: ...

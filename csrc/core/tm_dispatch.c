@@ -1,4 +1,5 @@
 /* The one file that owns the dispatch table. */
+#include "tm_gf.h"
 #include "tm_table.h"
 
 #include <math.h>
@@ -103,6 +104,9 @@ tm_tier tm_dispatch_init(const char *requested) {
         table.worker_bytes = (size_t)16 << 20;
     }
     fill_byte_values();
+    for (int width = 0; width < TM_FINGERPRINT_WIDTHS; width++) {
+        tm_gf_fill_powers(width, table.gf_power[width]);
+    }
     ready = 1;
     return info->tier;
 }

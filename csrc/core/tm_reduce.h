@@ -17,9 +17,9 @@
  * and sumsq are 0 and min, max, absmax are NaN. A zero min or max is +0.0, whatever zeros there were. The sum
  * of squares is sumsq_scaled * 4^scale_exponent whatever its size; sumsq is the same number as a plain double
  * (inf or 0 when outside its range; only float64 can be). The sum of squared deviations from the mean is
- * m2_scaled * 4^scale_exponent; a chunk in which the subtraction of sums would lose half of the digits is read
- * a second time for it. A float64 sum whose partial sums leave double's
- * range is inf or NaN, and m2_scaled with it. */
+ * m2_scaled * 4^scale_exponent; a chunk in which the subtraction of sums would lose half of the digits is
+ * read a second time for it. A float64 sum whose partial sums leave double's range is inf or NaN, and
+ * m2_scaled with it. */
 typedef struct tm_stats {
     int64_t n;
     double sum, sumsq, min, max, absmax;

@@ -2,6 +2,7 @@
 #include "tm_deviation.h"
 #include "tm_layout.h"
 #include "tm_rescue.h"
+#include "tm_statistics.h"
 #include "tm_work.h"
 
 #include <math.h>
@@ -26,7 +27,7 @@ static void set_sumsq(tm_stats *stats, tm_scaled sumsq) {
     stats->sumsq = tm_scaled_value(sumsq);
 }
 
-static void merge_stats(tm_record *left, const tm_record *right) {
+void tm_statistics_merge(tm_record *left, const tm_record *right) {
     tm_stats *a = &left->stats;
     const tm_stats *b = &right->stats;
     tm_scaled sumsq = tm_scaled_add((tm_scaled){a->sumsq_scaled, a->scale_exponent},
@@ -64,15 +65,19 @@ static void begin(tm_stats_state *state, tm_dtype dtype) {
 
 /* One chunk, elements [start, start + count) of the tensor. */
 static void read_chunk(const tm_table *table, const tm_layout *layout, tm_dtype dtype, int64_t start,
-                       int64_t count, tm_stats *stats) {
+                       int64_t count, const tm_visitor *visitor, tm_stats *stats) {
     _Alignas(64) char scratch[TM_SCRATCH_BYTES];
     tm_stats_state state;
     int64_t step;
 
     begin(&state, dtype);
     for (int64_t done = 0; done < count; done += step) {
-        const void *block = tm_layout_block(layout, start + done, count - done, scratch, &step);
+        int64_t most = visitor != NULL && visitor->most < count - done ? visitor->most : count - done;
+        const void *block = tm_layout_block(layout, start + done, most, scratch, &step);
         table->stats->block[dtype](&state, block, (size_t)step);
+        if (visitor != NULL) {
+            visitor->block(visitor->context, block, step);
+        }
     }
     table->stats->finish[dtype](&state, tm_byte_values(dtype));
 
@@ -97,26 +102,28 @@ static void read_chunk(const tm_table *table, const tm_layout *layout, tm_dtype 
     stats->m2_scaled = tm_chunk_deviation(table, layout, dtype, start, stats);
 }
 
-static void read_stats(const void *context, size_t tensor, int64_t first, int64_t chunks, tm_record *record) {
-    const stats_call *call = context;
-    const tm_view *view = &call->views[tensor];
+void tm_statistics_read(const tm_table *table, const tm_view *view, int64_t first, int64_t chunks,
+                        const tm_visitor *visitor, tm_stats *stats) {
+    tm_record record = {.stats = empty_stats()};
     tm_layout layout;
     tm_tree tree;
 
-    record->stats = empty_stats();
     tm_layout_init(&layout, view);
-    tm_tree_init(&tree, merge_stats);
+    tm_tree_init(&tree, tm_statistics_merge);
     for (int64_t chunk = first; chunk < first + chunks; chunk++) {
         int64_t start = chunk * TM_CHUNK, rest = view->n - start;
-        read_chunk(call->table, &layout, view->dtype, start, rest < TM_CHUNK ? rest : TM_CHUNK,
-                   &record->stats);
+        read_chunk(table, &layout, view->dtype, start, rest < TM_CHUNK ? rest : TM_CHUNK, visitor,
+                   &record.stats);
         if (chunks > 1) {
-            tm_tree_push(&tree, record, chunk, 1);
+            tm_tree_push(&tree, &record, chunk, 1);
         }
     }
-    if (chunks > 1) {
-        *record = *tm_tree_finish(&tree);
-    }
+    *stats = chunks > 1 ? tm_tree_finish(&tree)->stats : record.stats;
+}
+
+static void read_stats(const void *context, size_t tensor, int64_t first, int64_t chunks, tm_record *record) {
+    const stats_call *call = context;
+    tm_statistics_read(call->table, &call->views[tensor], first, chunks, NULL, &record->stats);
 }
 
 static void take_stats(void *context, size_t tensor, const tm_record *record) {
@@ -134,7 +141,7 @@ tm_status tm_tensor_stats(const tm_view *views, size_t count, int threads, tm_st
                               .views = views,
                               .count = count,
                               .read = read_stats,
-                              .merge = merge_stats,
+                              .merge = tm_statistics_merge,
                               .take = take_stats,
                               .context = &call};
     return tm_reduction_run(&reduction, threads, error);
@@ -145,7 +152,7 @@ tm_status tm_merge_stats(const tm_stats *records, const int64_t *offsets, size_t
     tm_tree tree;
     int64_t end = 0; /* of the pieces so far */
 
-    tm_tree_init(&tree, merge_stats);
+    tm_tree_init(&tree, tm_statistics_merge);
     for (size_t i = 0; i < count; i++) {
         tm_record record = {.stats = records[i]};
         int64_t start = offsets != NULL ? offsets[i] : end;

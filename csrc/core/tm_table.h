@@ -11,6 +11,7 @@ typedef struct tm_table {
 #define TM_FAMILY_POINTER(enum_name, name) const tm_##name##_kernels *name;
     TM_FAMILIES(TM_FAMILY_POINTER)
 #undef TM_FAMILY_POINTER
+    tm_gf gf_power[TM_FINGERPRINT_WIDTHS][64]; /* z^(2^j), for tm_gf_power */
     size_t worker_bytes;
 } tm_table;
 

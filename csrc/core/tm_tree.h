@@ -2,6 +2,7 @@
 #ifndef TM_TREE_H
 #define TM_TREE_H
 
+#include "../kernels/tm_kernels.h"
 #include "tm_reduce.h"
 
 /* A sum of squares that no double may be able to hold: value * 4^exponent. NaN and inf have exponent 0. */
@@ -21,6 +22,11 @@ typedef union tm_record {
     tm_stats stats;
     tm_scaled norm; /* sum of squares, sum of magnitudes or largest magnitude */
     tm_diff_record diff;
+    tm_gf print;
+    struct {
+        tm_stats stats;
+        tm_gf print;
+    } staged;
 } tm_record;
 
 typedef void (*tm_merge)(tm_record *left, const tm_record *right);

@@ -11,6 +11,7 @@
     X(READ, read)                                                                                            \
     X(WIDEN, widen)                                                                                          \
     X(MOE, moe)                                                                                              \
-    X(DIFF, diff)
+    X(DIFF, diff)                                                                                            \
+    X(FINGERPRINT, fingerprint)
 
 #endif

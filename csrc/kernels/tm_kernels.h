@@ -12,6 +12,7 @@
 #include "../core/tm_dtype.h"
 #include "tm_diff_kernels.h"
 #include "tm_families.h"
+#include "tm_fingerprint_kernels.h"
 #include "tm_moe_kernels.h"
 
 #include <stdint.h>

@@ -15,6 +15,9 @@
     X(expert_metrics, "(counts, options, placement, state, /)")                                              \
     X(common_assignments, "(before, after, k, num_experts, /)")                                              \
     X(diff_norm, "(tensors, previous, update, per_tensor, threads, /)")                                      \
+    X(fingerprint, "(tensors, pieces, bits, threads, /)")                                                    \
+    X(stage, "(tensors, names, arena, bits, threads, /)")                                                    \
+    X(stage_size, "(tensors, /)")                                                                            \
     X(plain_read, "(tensors, /)")                                                                            \
     X(loss_add, "(state, losses, weights, buckets, /)")                                                      \
     X(loss_add_value, "(state, value, is_mean, tokens, /)")                                                  \

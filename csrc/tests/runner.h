@@ -58,6 +58,8 @@ double reference_norm(const void *data, int64_t n, tm_dtype dtype, tm_norm_order
     X(lengths)                                                                                               \
     X(layout)                                                                                                \
     X(widen)                                                                                                 \
+    X(fingerprint)                                                                                           \
+    X(stage)                                                                                                 \
     X(rescue)                                                                                                \
     X(merge)                                                                                                 \
     X(loss)                                                                                                  \

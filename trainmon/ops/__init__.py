@@ -10,6 +10,7 @@ Anything else, and memory that the host can't address, is a TypeError that names
 from __future__ import annotations
 
 from trainmon.ops.differences import Difference, TensorDifferences, diff_norm
+from trainmon.ops.fingerprints import Fingerprint, file_digest, fingerprint
 from trainmon.ops.info import build_info, cpu_info
 from trainmon.ops.losses import LossAccumulator, loss_gap, position_buckets
 from trainmon.ops.moe import assign_churn, bias_saturated, bias_span, expert_load, expert_migration
@@ -17,6 +18,7 @@ from trainmon.ops.moe_metrics import ExpertMetrics, ExpertState, expert_metrics
 from trainmon.ops.norms import multi_norm, plain_read
 from trainmon.ops.rows import csv_rows, json_rows
 from trainmon.ops.scan import NonFinite, scan_nonfinite
+from trainmon.ops.staging import Staged, stage, stage_size
 from trainmon.ops.stats import STATS_DTYPE, SUMMARY_DTYPE, finish_stats, merge_stats, tensor_stats
 
 __all__ = [
@@ -38,6 +40,10 @@ __all__ = [
     "expert_load",
     "expert_metrics",
     "expert_migration",
+    "Fingerprint",
+    "Staged",
+    "file_digest",
+    "fingerprint",
     "finish_stats",
     "json_rows",
     "loss_gap",
@@ -46,5 +52,7 @@ __all__ = [
     "plain_read",
     "position_buckets",
     "scan_nonfinite",
+    "stage",
+    "stage_size",
     "tensor_stats",
 ]
