@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from trainmon.ops import assign_churn as assign_churn
     from trainmon.ops import bias_saturated as bias_saturated
     from trainmon.ops import bias_span as bias_span
+    from trainmon.ops import Spectral as Spectral
     from trainmon.ops import build_info as build_info
     from trainmon.ops import cpu_info as cpu_info
     from trainmon.ops import csv_rows as csv_rows
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from trainmon.ops import scan_nonfinite as scan_nonfinite
     from trainmon.ops import stage as stage
     from trainmon.ops import stage_size as stage_size
+    from trainmon.ops import stable_rank as stable_rank
     from trainmon.ops import tensor_stats as tensor_stats
 
 _HOME = {
@@ -62,6 +64,7 @@ _HOME = {
     "assign_churn": "trainmon.ops",
     "bias_saturated": "trainmon.ops",
     "bias_span": "trainmon.ops",
+    "Spectral": "trainmon.ops",
     "build_info": "trainmon.ops",
     "cpu_info": "trainmon.ops",
     "csv_rows": "trainmon.ops",
@@ -80,6 +83,7 @@ _HOME = {
     "scan_nonfinite": "trainmon.ops",
     "stage": "trainmon.ops",
     "stage_size": "trainmon.ops",
+    "stable_rank": "trainmon.ops",
     "tensor_stats": "trainmon.ops",
 }
 

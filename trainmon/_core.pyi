@@ -66,6 +66,19 @@ def stage(
     list[tuple[str, tuple[int, ...]]],
 ]: ...
 def stage_size(tensors: Any | Iterable[Any], /) -> int: ...
+def stable_rank(
+    matrices: Any | Iterable[Any],
+    carried: tuple[tuple[int, npt.NDArray[np.float32]] | None, ...] | None,
+    tolerance: float,
+    epsilon: float,
+    seed: int,
+    step: int,
+    exact_side: int,
+    threads: int,
+    /,
+) -> tuple[
+    list[tuple[float, float, float, float, int, int]], tuple[tuple[int, npt.NDArray[np.float32]] | None, ...]
+]: ...
 def plain_read(tensors: Any | Iterable[Any], /) -> int: ...
 def loss_add(state: npt.NDArray[np.int64], losses: Any, weights: Any, buckets: Any, /) -> None: ...
 def loss_add_value(state: npt.NDArray[np.int64], value: float, is_mean: bool, tokens: int, /) -> None: ...

@@ -12,6 +12,7 @@
     X(WIDEN, widen)                                                                                          \
     X(MOE, moe)                                                                                              \
     X(DIFF, diff)                                                                                            \
-    X(FINGERPRINT, fingerprint)
+    X(FINGERPRINT, fingerprint)                                                                              \
+    X(SPECTRAL, spectral)
 
 #endif

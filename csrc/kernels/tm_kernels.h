@@ -14,6 +14,7 @@
 #include "tm_families.h"
 #include "tm_fingerprint_kernels.h"
 #include "tm_moe_kernels.h"
+#include "tm_spectral_kernels.h"
 
 #include <stdint.h>
 

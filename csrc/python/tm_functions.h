@@ -18,6 +18,7 @@
     X(fingerprint, "(tensors, pieces, bits, threads, /)")                                                    \
     X(stage, "(tensors, names, arena, bits, threads, /)")                                                    \
     X(stage_size, "(tensors, /)")                                                                            \
+    X(stable_rank, "(matrices, carried, tolerance, epsilon, seed, step, exact_side, threads, /)")            \
     X(plain_read, "(tensors, /)")                                                                            \
     X(loss_add, "(state, losses, weights, buckets, /)")                                                      \
     X(loss_add_value, "(state, value, is_mean, tokens, /)")                                                  \

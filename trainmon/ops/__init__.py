@@ -19,6 +19,7 @@ from trainmon.ops.norms import multi_norm, plain_read
 from trainmon.ops.rows import csv_rows, json_rows
 from trainmon.ops.scan import NonFinite, scan_nonfinite
 from trainmon.ops.staging import Staged, stage, stage_size
+from trainmon.ops.spectral import Spectral, stable_rank
 from trainmon.ops.stats import STATS_DTYPE, SUMMARY_DTYPE, finish_stats, merge_stats, tensor_stats
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "assign_churn",
     "bias_saturated",
     "bias_span",
+    "Spectral",
     "build_info",
     "cpu_info",
     "csv_rows",
@@ -54,5 +56,6 @@ __all__ = [
     "scan_nonfinite",
     "stage",
     "stage_size",
+    "stable_rank",
     "tensor_stats",
 ]
