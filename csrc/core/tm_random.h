@@ -6,7 +6,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Philox4x32 with 10 rounds (Salmon, Moraes, Dror, Shaw: Parallel random numbers: as easy as 1, 2, 3; 2011). */
+/* Philox4x32 with 10 rounds (Salmon, Moraes, Dror, Shaw: Parallel random numbers: as easy as 1, 2, 3; 2011).
+ */
 void tm_philox(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4]);
 
 /* n standard normal numbers by the Box-Muller transform of 32-bit uniforms: a function of (seed, a, b, c) and

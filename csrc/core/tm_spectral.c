@@ -69,10 +69,12 @@ static void take_matrices(void *context) {
 static tm_status check(const tm_matrix *matrices, size_t count, const tm_spectral_options *options,
                        tm_error *error) {
     if (!(options->tolerance > 0) || !isfinite(options->tolerance)) {
-        return tm_fail(error, TM_ERR_VALUE, "tolerance must be above 0 and finite, not %g", options->tolerance);
+        return tm_fail(error, TM_ERR_VALUE, "tolerance must be above 0 and finite, not %g",
+                       options->tolerance);
     }
     if (!(options->epsilon > 0 && options->epsilon <= 0.5)) {
-        return tm_fail(error, TM_ERR_VALUE, "epsilon must be above 0 and at most 0.5, not %g", options->epsilon);
+        return tm_fail(error, TM_ERR_VALUE, "epsilon must be above 0 and at most 0.5, not %g",
+                       options->epsilon);
     }
     if (options->threads < 1) {
         return tm_fail(error, TM_ERR_VALUE, "threads must be 1 or more, not %d", options->threads);
@@ -80,8 +82,9 @@ static tm_status check(const tm_matrix *matrices, size_t count, const tm_spectra
     for (size_t i = 0; i < count; i++) {
         const tm_matrix *matrix = &matrices[i];
         if (matrix->dtype > TM_F8E8M0FNU) {
-            return tm_fail(error, TM_ERR_DTYPE, "matrix %zu: %s has no stable rank here: pass floating-point elements",
-                           i, tm_dtype_name(matrix->dtype));
+            return tm_fail(error, TM_ERR_DTYPE,
+                           "matrix %zu: %s has no stable rank here: pass floating-point elements", i,
+                           tm_dtype_name(matrix->dtype));
         }
         if (matrix->columns > INT32_MAX / 2) {
             return tm_fail(error, TM_ERR_VALUE, "matrix %zu: rows of %lld elements are too long", i,

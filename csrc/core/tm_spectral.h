@@ -10,7 +10,7 @@
 #include "tm_status.h"
 #include "tm_view.h"
 
-#define TM_SPECTRAL_WARM 2       /* vectors that a matrix carries from call to call */
+#define TM_SPECTRAL_WARM 2 /* vectors that a matrix carries from call to call */
 #define TM_SPECTRAL_MAX_PASSES 24
 
 typedef enum tm_spectral_stop {
@@ -46,8 +46,8 @@ typedef struct tm_matrix {
     int strided; /* else in C order, and strides are not set */
     int64_t shape[TM_MAX_NDIM], strides[TM_MAX_NDIM];
     int64_t rows, columns;
-    const float *warm;  /* borrowed [TM_SPECTRAL_WARM][columns], or NULL: cold */
-    float *warm_after;  /* borrowed [TM_SPECTRAL_WARM][columns]; zeros where there is no vector to carry */
+    const float *warm; /* borrowed [TM_SPECTRAL_WARM][columns], or NULL: cold */
+    float *warm_after; /* borrowed [TM_SPECTRAL_WARM][columns]; zeros where there is no vector to carry */
 } tm_matrix;
 
 /* How many matrices a view of this shape is: its first axis when it has three, else 1. */
@@ -57,7 +57,7 @@ int64_t tm_matrix_count(const tm_view *view);
 void tm_matrix_init(tm_matrix *matrix, const tm_view *view, int64_t index);
 
 /* out: [count]. Results don't depend on `threads`. TM_ERR_DTYPE for integers and bool. */
-TM_NODISCARD tm_status tm_stable_rank(const tm_matrix *matrices, size_t count, const tm_spectral_options *options,
-                                      tm_spectral *out, tm_error *error);
+TM_NODISCARD tm_status tm_stable_rank(const tm_matrix *matrices, size_t count,
+                                      const tm_spectral_options *options, tm_spectral *out, tm_error *error);
 
 #endif

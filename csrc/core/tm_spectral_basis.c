@@ -42,7 +42,8 @@ void tm_project_out(double *x, int count, int64_t n, const double *basis, int d,
     tm_blas_dgemm(1, 0, count, length, d, -1.0, coefficients, count, basis, length, 1.0, x, length);
 }
 
-/* Pivoted: the longest of what is left comes next, so that a dependent block loses its shortest directions. */
+/* Pivoted: the longest of what is left comes next, so that a dependent block loses its shortest directions.
+ */
 static int gram_schmidt(double *x, int count, int64_t n, double floor) {
     for (int i = 0; i < count; i++) {
         double *row = x + i * n;
@@ -75,7 +76,8 @@ static int gram_schmidt(double *x, int count, int64_t n, double floor) {
     return count;
 }
 
-int tm_orthonormalise(double *x, int count, int64_t n, const double *basis, int d, double floor, double *work) {
+int tm_orthonormalise(double *x, int count, int64_t n, const double *basis, int d, double floor,
+                      double *work) {
     count = gram_schmidt(x, count, n, floor);
     if (count > 0 && d > 0) { /* short directions have grown, and with them their part in the basis */
         tm_project_out(x, count, n, basis, d, work);

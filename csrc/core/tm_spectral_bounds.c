@@ -142,8 +142,8 @@ static double scan(const tm_ritz *ritz, double low, double high) {
 }
 
 /* The boundary of a monotone predicate in [from, to], `to` being above: the last two doubles, nearly. */
-static void bisect(const tm_ritz *ritz, int first, double rho, int (*above)(const tm_ritz *, int, double, double),
-                   double *from, double *to) {
+static void bisect(const tm_ritz *ritz, int first, double rho,
+                   int (*above)(const tm_ritz *, int, double, double), double *from, double *to) {
     for (int i = 0; i < 100 && *to - *from > 1e-14 * *to; i++) {
         double middle = *from + (*to - *from) / 2;
         if (above(ritz, first, rho, middle)) {

@@ -20,8 +20,8 @@ static double largest(const tm_rows *rows) {
             int64_t width = rows->columns - c;
             width = width < TM_SPECTRAL_SPAN ? width : TM_SPECTRAL_SPAN;
             memset(&state, 0, sizeof state);
-            norm->block[TM_KERNEL_NORM_INF][rows->dtype](
-                &state, tm_rows_piece(rows, row, c, width, scratch), (size_t)width);
+            norm->block[TM_KERNEL_NORM_INF][rows->dtype](&state, tm_rows_piece(rows, row, c, width, scratch),
+                                                         (size_t)width);
             norm->finish[TM_KERNEL_NORM_INF][rows->dtype](&state, tm_byte_values(rows->dtype));
             if (!(state.total <= high)) {
                 high = state.total;
@@ -85,7 +85,8 @@ tm_status tm_spectral_exact(const tm_rows *rows, tm_spectral *out, tm_error *err
     }
     tm_status status = TM_OK;
     if (tm_blas_eigen(s, gram, values, 0, work) != 0) {
-        status = tm_fail(error, TM_ERR_VALUE, "the eigenvalues of a matrix of %d x %d did not converge", s, s);
+        status =
+            tm_fail(error, TM_ERR_VALUE, "the eigenvalues of a matrix of %d x %d did not converge", s, s);
     } else {
         double rank = trace / values[side - 1];
         rank = rank > 1 ? rank : 1;

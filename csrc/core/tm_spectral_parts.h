@@ -29,7 +29,8 @@ typedef struct tm_pass_sums {
     double absmax;                                     /* NaN or inf if an element is; not scaled */
 } tm_pass_sums;
 
-/* One read of W' = W * 2^-shift: y = W' v', z = W'' y for the `used` rows of v [used][columns]; z the same. */
+/* One read of W' = W * 2^-shift: y = W' v', z = W'' y for the `used` rows of v [used][columns]; z the same.
+ */
 TM_NODISCARD tm_status tm_spectral_pass(const tm_rows *rows, const double *v, int used, int shift, int first,
                                         int threads, double *z, tm_pass_sums *sums, tm_error *error);
 
@@ -37,23 +38,25 @@ TM_NODISCARD tm_status tm_spectral_pass(const tm_rows *rows, const double *v, in
 int tm_spectral_shift(double absmax, int wide);
 
 /* Orthonormal rows [count][n] that span what the rows of `x` span beyond the `d` orthonormal rows of `basis`;
- * directions shorter than `floor` are left out. In place; returns how many rows are left. work: [d + 8][8]. */
-int tm_orthonormalise(double *x, int count, int64_t n, const double *basis, int d, double floor, double *work);
+ * directions shorter than `floor` are left out. In place; returns how many rows are left. work: [d + 8][8].
+ */
+int tm_orthonormalise(double *x, int count, int64_t n, const double *basis, int d, double floor,
+                      double *work);
 
 /* x -= basis' (basis x'), row by row of x; the coefficients [d][count] are written. */
 void tm_project_out(double *x, int count, int64_t n, const double *basis, int d, double *coefficients);
 
 /* Everything the bounds need, in the basis of Ritz vectors: no length of the matrix in it. */
 typedef struct tm_ritz {
-    int d;                     /* Ritz values */
-    int residuals;             /* columns of F: new directions, 0 if the space is invariant */
-    int draws;                 /* columns of C: independent Gaussian vectors */
-    const double *theta;       /* [d], ascending */
-    const double *f;           /* [d][TM_SPECTRAL_BLOCK] residuals of the Ritz pairs */
-    const double *c;           /* [d][TM_SPECTRAL_BLOCK] coordinates of the draws */
-    double sumsq;              /* trace of A */
-    double quantile;           /* tm_chi2_quantile(epsilon, draws) */
-    double trusted;            /* Ritz values below this share of the largest are noise */
+    int d;               /* Ritz values */
+    int residuals;       /* columns of F: new directions, 0 if the space is invariant */
+    int draws;           /* columns of C: independent Gaussian vectors */
+    const double *theta; /* [d], ascending */
+    const double *f;     /* [d][TM_SPECTRAL_BLOCK] residuals of the Ritz pairs */
+    const double *c;     /* [d][TM_SPECTRAL_BLOCK] coordinates of the draws */
+    double sumsq;        /* trace of A */
+    double quantile;     /* tm_chi2_quantile(epsilon, draws) */
+    double trusted;      /* Ritz values below this share of the largest are noise */
 } tm_ritz;
 
 /* low <= lambda <= high, before any allowance for rounding. */

@@ -19,10 +19,10 @@
 #define B TM_SPECTRAL_BLOCK
 #define PANEL_ROWS 256
 #define SPANS 16
-#define TILE_ROWS 64                 /* at most */
-#define TILE_BYTES (256 * 1024)      /* of floats: half of an L2 */
-#define LANES TM_SPECTRAL_LANES_F32  /* vectors are padded to this, in both types */
-#define EXPONENT_SLACK 20            /* Y may outgrow the panel's power of two by this before Z is folded */
+#define TILE_ROWS 64                /* at most */
+#define TILE_BYTES (256 * 1024)     /* of floats: half of an L2 */
+#define LANES TM_SPECTRAL_LANES_F32 /* vectors are padded to this, in both types */
+#define EXPONENT_SLACK 20           /* Y may outgrow the panel's power of two by this before Z is folded */
 
 #define SHIFT_FREE_LOW (-60)
 #define SHIFT_FREE_HIGH 90
@@ -66,8 +66,8 @@ typedef struct tile_rows {
 
 /* Pointers to the same columns of TM_SPECTRAL_ROWS rows in the type of the products; rows that the tile does
  * not have repeat the last one. */
-static void fetch(const tm_rows *rows, tile_rows *tile, int64_t row, int64_t have, int64_t first, int64_t count,
-                  const void **w) {
+static void fetch(const tm_rows *rows, tile_rows *tile, int64_t row, int64_t have, int64_t first,
+                  int64_t count, const void **w) {
     const int native = rows->dtype == TM_F64 || rows->dtype == TM_F32;
     for (int r = 0; r < TM_SPECTRAL_ROWS; r++) {
         if (r >= have) {
@@ -93,11 +93,11 @@ static void fetch(const tm_rows *rows, tile_rows *tile, int64_t row, int64_t hav
 static void forward(const pass_call *pass, const void **w, int64_t first, int64_t count, double (*y)[B]) {
     const tm_spectral_kernels *kernels = pass->rows->table->spectral;
     if (pass->rows->wide) {
-        kernels->forward_f64((const double *const *)w, (size_t)count, pass->v.f64 + first, (size_t)pass->padded,
-                             y);
+        kernels->forward_f64((const double *const *)w, (size_t)count, pass->v.f64 + first,
+                             (size_t)pass->padded, y);
     } else {
-        kernels->forward_f32((const float *const *)w, (size_t)count, pass->v.f32 + first, (size_t)pass->padded,
-                             y);
+        kernels->forward_f32((const float *const *)w, (size_t)count, pass->v.f32 + first,
+                             (size_t)pass->padded, y);
     }
 }
 
@@ -172,8 +172,8 @@ static double largest(double (*y)[B], int64_t count) {
     return high;
 }
 
-static void read_tile(const pass_call *pass, tile_rows *tile, int64_t row, int64_t count, block_real panel, int *exponent,
-                      double *z, tm_pass_sums *sums) {
+static void read_tile(const pass_call *pass, tile_rows *tile, int64_t row, int64_t count, block_real panel,
+                      int *exponent, double *z, tm_pass_sums *sums) {
     const tm_rows *rows = pass->rows;
     const int64_t n = rows->columns;
     const void *w[TM_SPECTRAL_ROWS];
@@ -192,7 +192,7 @@ static void read_tile(const pass_call *pass, tile_rows *tile, int64_t row, int64
     if (!(high > 0) || !(high <= DBL_MAX)) { /* zeros, or a first pass that will be made again or given up */
         return;
     }
-    rows->table->spectral->gram((const double(*)[B])tile->y, (size_t)count, sums->gram);
+    rows->table->spectral->gram((const double (*)[B])tile->y, (size_t)count, sums->gram);
     int needed;
     frexp(high, &needed);
     if (needed > *exponent + EXPONENT_SLACK) {
@@ -201,13 +201,14 @@ static void read_tile(const pass_call *pass, tile_rows *tile, int64_t row, int64
         }
         *exponent = needed;
     }
-    const double factor = ldexp(1.0, -(*exponent + pass->shift));
+    /* in two steps: one power of two for both may be out of range */
+    const double size = ldexp(1.0, -*exponent), shift = ldexp(1.0, -pass->shift);
     for (int64_t r = 0; r < count; r++) {
         for (int j = 0; j < B; j++) {
             if (rows->wide) {
-                tile->factor.f64[r][j] = tile->y[r][j] * factor;
+                tile->factor.f64[r][j] = tile->y[r][j] * size * shift;
             } else {
-                tile->factor.f32[r][j] = (float)(tile->y[r][j] * factor);
+                tile->factor.f32[r][j] = (float)(tile->y[r][j] * size * shift);
             }
         }
     }

@@ -85,8 +85,8 @@ static void TM_PASTE(spectral_forward_, TM_NAME)(const TM_REAL *const *w, size_t
 }
 
 /* z[0..1] += the rows' elements times the rows' coefficients, in the order of the rows. */
-TM_INLINE void TM_UPDATE(const TM_REAL *const *w, size_t rows, size_t columns, const TM_REAL (*y)[TM_SPECTRAL_BLOCK],
-                         TM_REAL *z, size_t stride) {
+TM_INLINE void TM_UPDATE(const TM_REAL *const *w, size_t rows, size_t columns,
+                         const TM_REAL (*y)[TM_SPECTRAL_BLOCK], TM_REAL *z, size_t stride) {
     TM_VECTOR factor[TM_SPECTRAL_ROWS][TM_TILE_VECTORS];
 #pragma GCC unroll 8
     for (size_t r = 0; r < TM_SPECTRAL_ROWS; r++) {

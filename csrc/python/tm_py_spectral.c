@@ -5,8 +5,8 @@
 #include "tm_arguments.h"
 #include "tm_numpy.h"
 
-/* Sets the warm vectors of one tensor's matrices. `carried` is None or (rows, float32 [matrices, 2, columns]);
- * one that does not fit the tensor's shape means a cold start. -1 with a Python error. */
+/* Sets the warm vectors of one tensor's matrices. `carried` is None or (rows, float32 [matrices, 2,
+ * columns]); one that does not fit the tensor's shape means a cold start. -1 with a Python error. */
 static int read_warm(PyObject *carried, tm_matrix *matrices, int64_t count) {
     int64_t rows, shape[3];
     void *data;
@@ -55,7 +55,8 @@ static PyObject *list_of(const tm_spectral *found, Py_ssize_t count) {
     return list;
 }
 
-/* The views' matrices, one after the other: *matrices is PyMem memory. Returns their number, -1 with an error.
+/* The views' matrices, one after the other: *matrices is PyMem memory. Returns their number, -1 with an
+ * error.
  */
 static Py_ssize_t take_matrices(const tm_views *views, tm_matrix **matrices) {
     Py_ssize_t count = 0;
@@ -74,8 +75,8 @@ static Py_ssize_t take_matrices(const tm_views *views, tm_matrix **matrices) {
     return count;
 }
 
-/* (matrices, carried, tolerance, epsilon, seed, step, exact_side, threads): carried is None or a tuple as long
- * as the list, its entries as in read_warm. */
+/* (matrices, carried, tolerance, epsilon, seed, step, exact_side, threads): carried is None or a tuple as
+ * long as the list, its entries as in read_warm. */
 PyObject *tm_py_stable_rank(PyObject *module, PyObject *const *args, Py_ssize_t count) {
     PyObject *result = NULL, *list = NULL, *carry = NULL;
     tm_spectral_options options = {0};
@@ -96,8 +97,10 @@ PyObject *tm_py_stable_rank(PyObject *module, PyObject *const *args, Py_ssize_t 
     options.step = (uint32_t)step;
     if (tm_views_open_as(&views, tm_state_of(module), args[0], Py_None, "matrices", TM_VIEWS_SHAPES) < 0)
         goto done;
-    if (args[1] != Py_None && (!PyTuple_Check(args[1]) || PyTuple_GET_SIZE(args[1]) != (Py_ssize_t)views.count)) {
-        PyErr_Format(PyExc_ValueError, "state is that of another list: this one has %zu tensors", views.count);
+    if (args[1] != Py_None &&
+        (!PyTuple_Check(args[1]) || PyTuple_GET_SIZE(args[1]) != (Py_ssize_t)views.count)) {
+        PyErr_Format(PyExc_ValueError, "state is that of another list: this one has %zu tensors",
+                     views.count);
         goto done;
     }
     const Py_ssize_t total = take_matrices(&views, &matrices);

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from trainmon import ops
+from trainmon.ops._extension import _core
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +47,12 @@ def _table(tensors: list[Any]) -> tuple[Any, ...]:
 
 _IDS = np.array([[[0, 3], [1, 7]], [[3, 9], [-1, 1]]], np.int16)
 
+def _stable_ranks(matrices: list[Any]) -> object:
+    """By the Gram matrix and by iteration, which these sizes would not take."""
+    iterated = _core.stable_rank(matrices, None, 0.01, 1e-6, 0, 0, 0, 2)
+    return [ops.stable_rank(matrices), iterated]
+
+
 CALLS: dict[str, Call] = {
     "LossAccumulator": Call(lambda tensors: (tensors,), any_tensors=False, use=_sum_losses),
     "assign_churn": Call(lambda tensors: (_IDS[0], _IDS[1], 8), any_tensors=False),
@@ -68,6 +75,7 @@ CALLS: dict[str, Call] = {
     "plain_read": Call(lambda tensors: (tensors,)),
     "position_buckets": Call(lambda tensors: (6, 3), any_tensors=False),
     "scan_nonfinite": Call(lambda tensors: (tensors,)),
+    "stable_rank": Call(lambda tensors: (tensors,), use=_stable_ranks),
     "tensor_stats": Call(lambda tensors: (tensors,)),
 }
 

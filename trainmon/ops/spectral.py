@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from trainmon.ops._extension import Tensors, _core
 
@@ -59,11 +59,12 @@ def stable_rank(
     Args:
         matrices: one array or an iterable of arrays: float64, float32, float16, bfloat16, float8.
         state: what the last call on the same list returned, so that the iteration starts from the singular
-            vectors of then and with fresh draws. A matrix whose shape has changed starts anew. The state is plain: a dict of
-            ints, tuples and float32 arrays, fit for any checkpoint.
+            vectors of then and with fresh draws. A matrix whose shape has changed starts anew. The state is
+            plain: a dict of ints, tuples and float32 arrays, fit for any checkpoint.
         tolerance: stop when the interval's half width is below this share of the value.
         epsilon: allowed probability, a matrix and call, that `low` lies above the stable rank; at most 0.5.
-        seed: of the draws (64 bits). They come from a generator of their own and must not be those that the matrices were made of.
+        seed: of the draws (64 bits), which come from a generator of their own: the promise of `low` is that
+            they have nothing to do with the matrices.
         threads: worker threads at most; results don't depend on it.
 
     Returns:
@@ -80,8 +81,6 @@ def stable_rank(
         step, carried = state["step"], tuple(state["carried"])
     if not 0 <= seed < 2**64:
         raise ValueError(f"seed must be from 0 to 2**64 - 1, not {seed}")
-    found, after = _core.stable_rank(
-        matrices, carried, tolerance, epsilon, seed, step, _EXACT_SIDE, threads
-    )
+    found, after = _core.stable_rank(matrices, carried, tolerance, epsilon, seed, step, _EXACT_SIDE, threads)
     results = [Spectral(*numbers, passes, _STOPS[stop]) for *numbers, passes, stop in found]
     return results, {"step": (step + 1) % 2**32, "carried": list(after)}
