@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from trainmon.ops import Fingerprint as Fingerprint
     from trainmon.ops import LossAccumulator as LossAccumulator
     from trainmon.ops import NonFinite as NonFinite
+    from trainmon.ops import Spectral as Spectral
     from trainmon.ops import Staged as Staged
     from trainmon.ops import TensorDifferences as TensorDifferences
     from trainmon.ops import assign_churn as assign_churn
     from trainmon.ops import bias_saturated as bias_saturated
     from trainmon.ops import bias_span as bias_span
-    from trainmon.ops import Spectral as Spectral
     from trainmon.ops import build_info as build_info
     from trainmon.ops import cpu_info as cpu_info
     from trainmon.ops import csv_rows as csv_rows
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     from trainmon.ops import multi_norm as multi_norm
     from trainmon.ops import position_buckets as position_buckets
     from trainmon.ops import scan_nonfinite as scan_nonfinite
+    from trainmon.ops import stable_rank as stable_rank
     from trainmon.ops import stage as stage
     from trainmon.ops import stage_size as stage_size
-    from trainmon.ops import stable_rank as stable_rank
     from trainmon.ops import tensor_stats as tensor_stats
 
 _HOME = {

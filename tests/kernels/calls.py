@@ -47,6 +47,7 @@ def _table(tensors: list[Any]) -> tuple[Any, ...]:
 
 _IDS = np.array([[[0, 3], [1, 7]], [[3, 9], [-1, 1]]], np.int16)
 
+
 def _stable_ranks(matrices: list[Any]) -> object:
     """By the Gram matrix and by iteration, which these sizes would not take."""
     iterated = _core.stable_rank(matrices, None, 0.01, 1e-6, 0, 0, 0, 2)

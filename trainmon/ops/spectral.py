@@ -76,11 +76,15 @@ def stable_rank(
     """
     step, carried = 0, None
     if state is not None:
-        if not isinstance(state, dict) or not {"step", "carried"} <= state.keys():
-            raise TypeError("state must be what an earlier call of stable_rank returned, or None")
-        step, carried = state["step"], tuple(state["carried"])
+        try:
+            step, carried = state["step"], tuple(state["carried"])
+        except (TypeError, KeyError) as error:
+            raise TypeError("state must be what an earlier call of stable_rank returned, or None") from error
     if not 0 <= seed < 2**64:
         raise ValueError(f"seed must be from 0 to 2**64 - 1, not {seed}")
     found, after = _core.stable_rank(matrices, carried, tolerance, epsilon, seed, step, _EXACT_SIDE, threads)
-    results = [Spectral(*numbers, passes, _STOPS[stop]) for *numbers, passes, stop in found]
+    results = [
+        Spectral(rank, low, high, sigma, passes, _STOPS[stop])
+        for rank, low, high, sigma, passes, stop in found
+    ]
     return results, {"step": (step + 1) % 2**32, "carried": list(after)}
