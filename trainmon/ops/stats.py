@@ -92,8 +92,8 @@ def finish_stats(records: Records, reading: Reading = "propagate") -> npt.NDArra
     Returns:
         A structured array of dtype `SUMMARY_DTYPE` and the shape of `records`: `n` (elements in this reading,
         N), `nonfinite`, `sum`, `mean` = sum/N, `norm` = sqrt(sumsq), `rms` = norm/sqrt(N), `std` =
-        sqrt(m2/N) (population, m2 the sum of squared deviations from the mean), `min`, `max`, `absmax`. With N = 0 `sum` and `norm` are 0
-        and the others NaN, which stands for "undefined". N = 1: `std` is 0.
+        sqrt(m2/N) (population, m2 the sum of squared deviations from the mean), `min`, `max`, `absmax`. With
+        N = 0 `sum` and `norm` are 0 and the others NaN, which stands for "undefined". N = 1: `std` is 0.
 
         Where the spread is below 1e-4 of the mean `std` rests on a second read of the chunk (in
         `tensor_stats`), so that at least 7 digits are right down to 1e-11 of the mean.
