@@ -7,7 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define STRIP 256 /* rows or columns that are added to the Gram matrix at a time */
+#define STRETCH (TM_SCRATCH_BYTES / 8) /* elements of a row whose largest is taken at a time */
+#define STRIP 256                      /* rows or columns that are added to the Gram matrix at a time */
 
 /* NaN or inf if an element is. */
 static double largest(const tm_rows *rows) {
@@ -16,9 +17,9 @@ static double largest(const tm_rows *rows) {
     double high = 0;
     tm_norm_state state;
     for (int64_t row = 0; row < rows->rows; row++) {
-        for (int64_t c = 0; c < rows->columns; c += TM_SPECTRAL_SPAN) {
+        for (int64_t c = 0; c < rows->columns; c += STRETCH) {
             int64_t width = rows->columns - c;
-            width = width < TM_SPECTRAL_SPAN ? width : TM_SPECTRAL_SPAN;
+            width = width < STRETCH ? width : STRETCH;
             memset(&state, 0, sizeof state);
             norm->block[TM_KERNEL_NORM_INF][rows->dtype](&state, tm_rows_piece(rows, row, c, width, scratch),
                                                          (size_t)width);

@@ -151,7 +151,6 @@ static tm_status project(iteration *it, const tm_pass_sums *sums, const guards *
             it->t[(it->last + j) * MAX_BASIS + i] = value;
         }
     }
-    tm_project_out(it->z, block, n, it->basis, d, it->work);
     for (int i = 0; i < d; i++) {
         memcpy(it->q + i * d, it->t + i * MAX_BASIS, (size_t)d * sizeof *it->q);
     }

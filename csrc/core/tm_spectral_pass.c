@@ -20,9 +20,10 @@
 #define PANEL_ROWS 256
 #define SPANS 16
 #define TILE_ROWS 64                /* at most */
-#define TILE_BYTES (256 * 1024)     /* of floats: half of an L2 */
+#define TILE_BYTES (192 * 1024)     /* of floats: this tile and the next share an L2 with v and z */
 #define LANES TM_SPECTRAL_LANES_F32 /* vectors are padded to this, in both types */
-#define EXPONENT_SLACK 20           /* Y may outgrow the panel's power of two by this before Z is folded */
+#define CACHE_LINE 64
+#define EXPONENT_SLACK 20 /* Y may outgrow the panel's power of two by this before Z is folded */
 
 #define SHIFT_FREE_LOW (-60)
 #define SHIFT_FREE_HIGH 90
@@ -43,13 +44,14 @@ typedef union block_real { /* a buffer of either type */
 
 typedef struct pass_call {
     const tm_rows *rows;
-    block_real v; /* [B][padded] */
-    int64_t padded, tile_height, span_rows;
+    block_real v;                   /* a block of vectors as the kernels take it, as are the panels */
+    int64_t padded, lanes, stretch; /* columns: with padding, of a group, that are taken at a time */
+    int64_t tile_height, span_rows;
     int spans, shift, first;
     double *z;          /* [spans or 1][B][columns] */
     int keep_spans;     /* z has room for every span */
     tm_pass_sums *sums; /* [spans] */
-    block_real *panel;  /* [workers] of [B][padded] */
+    block_real *panel;  /* [workers] */
     atomic_int next_span, next_worker;
 } pass_call;
 
@@ -60,7 +62,7 @@ typedef struct tile_rows {
         float f32[TILE_ROWS][B];
         double f64[TILE_ROWS][B];
     } factor;
-    _Alignas(64) double wide[TM_SPECTRAL_ROWS][TM_SPECTRAL_SPAN]; /* rows that are copied or widened */
+    _Alignas(64) char wide[TM_SPECTRAL_ROWS][TM_SPECTRAL_SPAN_BYTES]; /* rows that are copied or widened */
     _Alignas(64) char scratch[TM_SCRATCH_BYTES];
 } tile_rows;
 
@@ -90,27 +92,36 @@ static void fetch(const tm_rows *rows, tile_rows *tile, int64_t row, int64_t hav
     }
 }
 
-static void forward(const pass_call *pass, const void **w, int64_t first, int64_t count, double (*y)[B]) {
+/* The rows that take these rows' place in the next tile. */
+static void look_ahead(const pass_call *pass, int64_t row, int64_t first, tm_spectral_ahead *ahead) {
+    const tm_rows *rows = pass->rows;
+    ahead->step = (size_t)pass->lanes * rows->layout.item;
+    for (int64_t r = 0; r < TM_SPECTRAL_ROWS; r++) {
+        const int64_t next = row + r + pass->tile_height;
+        ahead->row[r] = rows->direct && next < rows->rows ? tm_rows_piece(rows, next, first, 0, NULL) : NULL;
+    }
+}
+
+static void forward(const pass_call *pass, const void **w, int64_t first, int64_t count, double (*y)[B],
+                    const tm_spectral_ahead *ahead) {
     const tm_spectral_kernels *kernels = pass->rows->table->spectral;
     if (pass->rows->wide) {
-        kernels->forward_f64((const double *const *)w, (size_t)count, pass->v.f64 + first,
-                             (size_t)pass->padded, y);
+        kernels->forward_f64((const double *const *)w, (size_t)count, pass->v.f64 + first * B, y, ahead);
     } else {
-        kernels->forward_f32((const float *const *)w, (size_t)count, pass->v.f32 + first,
-                             (size_t)pass->padded, y);
+        kernels->forward_f32((const float *const *)w, (size_t)count, pass->v.f32 + first * B, y, ahead);
     }
 }
 
 static void backward(const pass_call *pass, const void **w, int64_t have, int64_t first, int64_t count,
-                     const tile_rows *tile, int64_t row, block_real panel) {
+                     const tile_rows *tile, int64_t row, block_real panel, const tm_spectral_ahead *ahead) {
     const tm_spectral_kernels *kernels = pass->rows->table->spectral;
     size_t used = have < TM_SPECTRAL_ROWS ? (size_t)have : TM_SPECTRAL_ROWS;
     if (pass->rows->wide) {
         kernels->backward_f64((const double *const *)w, used, (size_t)count, tile->factor.f64 + row,
-                              panel.f64 + first, (size_t)pass->padded);
+                              panel.f64 + first * B, ahead);
     } else {
         kernels->backward_f32((const float *const *)w, used, (size_t)count, tile->factor.f32 + row,
-                              panel.f32 + first, (size_t)pass->padded);
+                              panel.f32 + first * B, ahead);
     }
 }
 
@@ -137,19 +148,22 @@ static void add_norms(const pass_call *pass, const void *w, int64_t count, tm_pa
 
 /* Adds the panel, times 2^exponent, to z and clears it. */
 static void fold(const pass_call *pass, block_real panel, int exponent, double *z) {
-    const int64_t n = pass->rows->columns;
+    const int64_t n = pass->rows->columns, lanes = pass->lanes;
     const double factor = ldexp(1.0, exponent);
-    for (int j = 0; j < B; j++) {
-        double *out = z + j * n;
-        if (pass->rows->wide) {
-            const double *in = panel.f64 + j * pass->padded;
-            for (int64_t i = 0; i < n; i++) {
-                out[i] += factor * in[i];
-            }
-        } else {
-            const float *in = panel.f32 + j * pass->padded;
-            for (int64_t i = 0; i < n; i++) {
-                out[i] += factor * (double)in[i];
+    for (int64_t c = 0; c < n; c += lanes) {
+        const int64_t width = n - c < lanes ? n - c : lanes;
+        for (int j = 0; j < B; j++) {
+            double *out = z + j * n + c;
+            if (pass->rows->wide) {
+                const double *in = panel.f64 + c * B + j * lanes;
+                for (int64_t i = 0; i < width; i++) {
+                    out[i] += factor * in[i];
+                }
+            } else {
+                const float *in = panel.f32 + c * B + j * lanes;
+                for (int64_t i = 0; i < width; i++) {
+                    out[i] += factor * (double)in[i];
+                }
             }
         }
     }
@@ -178,11 +192,13 @@ static void read_tile(const pass_call *pass, tile_rows *tile, int64_t row, int64
     const int64_t n = rows->columns;
     const void *w[TM_SPECTRAL_ROWS];
     memset(tile->y, 0, sizeof tile->y);
-    for (int64_t c = 0; c < n; c += TM_SPECTRAL_SPAN) {
-        int64_t width = n - c < TM_SPECTRAL_SPAN ? n - c : TM_SPECTRAL_SPAN;
+    tm_spectral_ahead ahead;
+    for (int64_t c = 0; c < n; c += pass->stretch) {
+        int64_t width = n - c < pass->stretch ? n - c : pass->stretch;
         for (int64_t r = 0; r < count; r += TM_SPECTRAL_ROWS) {
             fetch(rows, tile, row + r, count - r, c, width, w);
-            forward(pass, w, c, width, tile->y + r);
+            look_ahead(pass, row + r, c, &ahead);
+            forward(pass, w, c, width, tile->y + r, &ahead);
             for (int64_t i = 0; pass->first && i < TM_SPECTRAL_ROWS && r + i < count; i++) {
                 add_norms(pass, w[i], width, sums);
             }
@@ -212,11 +228,12 @@ static void read_tile(const pass_call *pass, tile_rows *tile, int64_t row, int64
             }
         }
     }
-    for (int64_t c = 0; c < n; c += TM_SPECTRAL_SPAN) {
-        int64_t width = n - c < TM_SPECTRAL_SPAN ? n - c : TM_SPECTRAL_SPAN;
+    for (int64_t c = 0; c < n; c += pass->stretch) {
+        int64_t width = n - c < pass->stretch ? n - c : pass->stretch;
         for (int64_t r = 0; r < count; r += TM_SPECTRAL_ROWS) {
             fetch(rows, tile, row + r, count - r, c, width, w);
-            backward(pass, w, count - r, c, width, tile, r, panel);
+            look_ahead(pass, row + r, c, &ahead);
+            backward(pass, w, count - r, c, width, tile, r, panel, &ahead);
         }
     }
 }
@@ -253,17 +270,20 @@ static void take_spans(void *context) {
     }
 }
 
-/* v in the type of the products, scaled, each vector padded with zeros; unused vectors are zero. */
+/* v in the type of the products, scaled; padding and unused vectors stay zero. */
 static void convert(const pass_call *pass, const double *v, int used) {
-    const int64_t n = pass->rows->columns;
+    const int64_t n = pass->rows->columns, lanes = pass->lanes;
     const double factor = ldexp(1.0, -pass->shift);
-    for (int j = 0; j < B; j++) {
-        for (int64_t i = 0; i < pass->padded; i++) {
-            double value = j < used && i < n ? v[j * n + i] * factor : 0.0;
-            if (pass->rows->wide) {
-                pass->v.f64[j * pass->padded + i] = value;
-            } else {
-                pass->v.f32[j * pass->padded + i] = (float)value;
+    for (int64_t c = 0; c < n; c += lanes) { /* the block is zero so far */
+        const int64_t width = n - c < lanes ? n - c : lanes;
+        for (int j = 0; j < used; j++) {
+            const double *from = v + j * n + c;
+            const int64_t place = c * B + j * lanes;
+            for (int64_t i = 0; i < width && pass->rows->wide; i++) {
+                pass->v.f64[place + i] = from[i] * factor;
+            }
+            for (int64_t i = 0; i < width && !pass->rows->wide; i++) {
+                pass->v.f32[place + i] = (float)(from[i] * factor);
             }
         }
     }
@@ -311,39 +331,38 @@ tm_status tm_spectral_pass(const tm_rows *rows, const double *v, int used, int s
     pass.span_rows = (panel_count + SPANS - 1) / SPANS * PANEL_ROWS;
     pass.spans = (int)((rows->rows + pass.span_rows - 1) / pass.span_rows);
     pass.padded = (n + LANES - 1) / LANES * LANES;
+    pass.lanes = rows->wide ? TM_SPECTRAL_LANES_F64 : TM_SPECTRAL_LANES_F32;
+    pass.stretch = TM_SPECTRAL_SPAN_BYTES / (int64_t)size;
     pass.tile_height = TILE_BYTES / (n * (int64_t)sizeof(float)) / TM_SPECTRAL_ROWS * TM_SPECTRAL_ROWS;
     pass.tile_height = pass.tile_height < TM_SPECTRAL_ROWS ? TM_SPECTRAL_ROWS : pass.tile_height;
     pass.tile_height = pass.tile_height < TILE_ROWS ? pass.tile_height : TILE_ROWS;
 
     int workers = workers_for(rows, threads, pass.spans);
-    const size_t block = (size_t)B * (size_t)pass.padded;
+    const size_t block = (size_t)B * (size_t)pass.padded * size; /* bytes */
     char *memory = NULL;
     double *parts = NULL;
     if (workers > 1) { /* every span's z apart; without memory for that, one worker */
-        memory = tm_allocate(block * ((size_t)workers + 1), size);
+        memory = tm_allocate(block * ((size_t)workers + 1) + CACHE_LINE, 1);
         parts = memory != NULL ? tm_allocate((size_t)pass.spans * B * (size_t)n, sizeof *parts) : NULL;
     }
     if (parts == NULL) {
         workers = 1;
         free(memory);
-        memory = tm_allocate(block * 2, size);
+        memory = tm_allocate(block * 2 + CACHE_LINE, 1);
         parts = memory != NULL ? tm_allocate((size_t)B * (size_t)n, sizeof *parts) : NULL;
         if (parts == NULL) {
             free(memory);
             return tm_fail(error, TM_ERR_MEMORY, "no memory for vectors of %lld elements", (long long)n);
         }
     }
-    memset(memory, 0, block * ((size_t)workers + 1) * size);
-    pass.v.f32 = (void *)memory;
-    if (rows->wide) {
-        pass.v.f64 = (void *)memory;
-    }
-    for (int i = 0; i < workers; i++) {
-        void *panel = memory + block * size * ((size_t)i + 1);
+    char *aligned = memory + (CACHE_LINE - (uintptr_t)memory % CACHE_LINE);
+    memset(aligned, 0, block * ((size_t)workers + 1));
+    for (int i = -1; i < workers; i++, aligned += block) {
+        block_real *vectors = i < 0 ? &pass.v : &panels[i];
         if (rows->wide) {
-            panels[i].f64 = panel;
+            vectors->f64 = (void *)aligned;
         } else {
-            panels[i].f32 = panel;
+            vectors->f32 = (void *)aligned;
         }
     }
     convert(&pass, v, used);
