@@ -19,7 +19,7 @@ FORMATTED := $(shell find csrc -name '*.[ch]')
 CORE_TESTS := tests/kernels tests/config tests/engine
 TIERS := baseline avx2 avx512
 
-.PHONY: help build test demo lint format tiers asan numpy126 pythons dist soak bench clean distclean
+.PHONY: help build test demo lint format tiers asan aarch64 tsan valgrind numpy126 pythons dist soak bench clean distclean
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9]*\):.*## \(.*\)/  \1\t\2/p' Makefile | expand -t 14
@@ -86,6 +86,22 @@ asan: build ## kernel and config tests, and the C tests, under ASan and UBSan
 	(cd $(ASAN) && $(ASAN_ENV) $$python -c 'import trainmon; assert "address sanitizer" in trainmon.build_info()["switches"]')
 	(cd $(ASAN) && $(ASAN_ENV) $$python -m pytest $(PYTEST_ARGS) tests/kernels tests/config)
 	$(MAKE) -s -C csrc/tests check SANITIZE=1
+
+# The C tests alone: what is slow to run takes a sample of the long lists of cases, but every digest.
+CTESTS := $(MAKE) -s -C csrc/tests check
+
+aarch64: ## the C tests cross-compiled, on qemu: the digests of x86-64
+	scripts/bootstrap.sh aarch64
+	$(CTESTS) BUILD=$$PWD/build/ctests-aarch64 CC=aarch64-linux-gnu-gcc LDFLAGS=-static \
+	    UNDER="env TM_TEST_SAMPLE=11 qemu-aarch64"
+
+tsan: ## the C tests under ThreadSanitizer
+	$(CTESTS) BUILD=$$PWD/build/ctests SANITIZE=thread UNDER="env TM_TEST_SAMPLE=11"
+
+valgrind: ## the C tests under valgrind, which knows no AVX-512
+	scripts/bootstrap.sh valgrind
+	$(CTESTS) BUILD=$$PWD/build/ctests-valgrind \
+	    UNDER="env TM_TEST_SAMPLE=101 valgrind -q --error-exitcode=1 --leak-check=full"
 
 # NumPy 1.26 in front of everything that .venv has, the extension built on NumPy 2 included.
 numpy126: build ## kernel, config and engine tests on NumPy 1.26

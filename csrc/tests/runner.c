@@ -1,7 +1,9 @@
 #include "runner.h"
+#include "digest.h"
 
 #include <math.h>
 #include <stdlib.h>
+#include <time.h>
 
 long checks_made, checks_failed;
 
@@ -51,6 +53,12 @@ tm_nonfinite scan_of(tm_view view, int threads) {
 }
 
 static uint64_t random_state = 1;
+
+uint64_t seed_random(uint64_t state) {
+    uint64_t before = random_state;
+    random_state = state;
+    return before;
+}
 
 uint64_t next_random(void) { /* splitmix64 */
     uint64_t z = random_state += UINT64_C(0x9e3779b97f4a7c15);
@@ -122,7 +130,33 @@ int put_nonfinite(void *data, int64_t index, tm_dtype dtype, int kind) {
     }
 }
 
-int main(void) {
+int sampled(void) {
+    static unsigned step, calls;
+    if (step == 0) {
+        const char *text = getenv("TM_TEST_SAMPLE");
+        int number = text != NULL ? atoi(text) : 1;
+        step = number > 1 ? (unsigned)number : 1;
+    }
+    return calls++ % step == 0;
+}
+
+static double seconds(void) {
+    struct timespec now;
+    timespec_get(&now, TIME_UTC);
+    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
+
+static int is_wanted(const char *name, int argc, char **argv) {
+    for (int i = 1; i < argc; i++) {
+        if (strcmp(argv[i], name) == 0) {
+            return 1;
+        }
+    }
+    return argc < 2;
+}
+
+/* runner [test...]: all tests or the named ones. */
+int main(int argc, char **argv) {
     static const struct {
         const char *name;
         void (*run)(void);
@@ -131,16 +165,24 @@ int main(void) {
         TM_TESTS(TM_LIST_TEST)
 #undef TM_LIST_TEST
     };
+    int run = 0;
     tm_dispatch_init(NULL);
     for (size_t i = 0; i < sizeof tests / sizeof *tests; i++) {
+        if (!is_wanted(tests[i].name, argc, argv)) {
+            continue;
+        }
         long made = checks_made, failed = checks_failed;
+        double start = seconds();
         tests[i].run();
-        printf("%-12s %9ld checks, %ld failed\n", tests[i].name, checks_made - made, checks_failed - failed);
+        run++;
+        printf("%-12s %9ld checks, %ld failed %6.1f s\n", tests[i].name, checks_made - made,
+               checks_failed - failed, seconds() - start);
+        fflush(stdout);
     }
     printf("tiers:");
     for (int tier = 0; tier_name(tier) != NULL; tier++) {
         printf(" %s", tier_name(tier));
     }
     printf("\n");
-    return checks_failed != 0;
+    return checks_failed != 0 || run == 0;
 }

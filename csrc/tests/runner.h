@@ -44,6 +44,10 @@ void fill_finite(void *data, int64_t n, tm_dtype dtype);
 /* One of the dtype's non-finite values, `kind` 0 NaN, 1 +inf, 2 -inf; returns 0 if it has none. */
 int put_nonfinite(void *data, int64_t index, tm_dtype dtype, int kind);
 
+/* 1, or with TM_TEST_SAMPLE=n in one call of n: for long lists of cases where instructions are slow
+ * (emulated, valgrind). Never within a digest. */
+int sampled(void);
+
 /* Straightforward scalar definitions, one element at a time. */
 double reference_byte(unsigned char code, tm_dtype dtype);
 double reference_value(const void *data, int64_t index, tm_dtype dtype);
@@ -54,6 +58,7 @@ double reference_norm(const void *data, int64_t n, tm_dtype dtype, tm_norm_order
 #define TM_TESTS(X)                                                                                          \
     X(cpu)                                                                                                   \
     X(dtype)                                                                                                 \
+    X(bits)                                                                                                  \
     X(patterns)                                                                                              \
     X(lengths)                                                                                               \
     X(layout)                                                                                                \

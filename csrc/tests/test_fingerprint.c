@@ -3,6 +3,7 @@
 #include "../core/tm_fingerprint.h"
 #include "../core/tm_gf.h"
 #include "../core/tm_memory.h"
+#include "digest.h"
 #include "runner.h"
 
 #include <stdlib.h>
@@ -182,10 +183,10 @@ static void check_bits(void) {
     }
     tm_view view = flat(data, sizeof data, TM_U8);
     digest wide = of(&view, NULL, 128, 1), narrow = of(&view, NULL, 64, 1);
-    CHECK(wide.high == UINT64_C(0xe4599b313e1e7ad6) && wide.low == UINT64_C(0x57efc18d8bba0ad6),
-          "%016llx %016llx", (unsigned long long)wide.high, (unsigned long long)wide.low);
-    CHECK(narrow.low == UINT64_C(0x2763a915c44b9ed6) && narrow.high == 0, "%016llx",
-          (unsigned long long)narrow.low);
+    check_digest("fingerprint 128 high", wide.high, UINT64_C(0xe4599b313e1e7ad6));
+    check_digest("fingerprint 128 low", wide.low, UINT64_C(0x57efc18d8bba0ad6));
+    check_digest("fingerprint 64", narrow.low, UINT64_C(0x2763a915c44b9ed6));
+    CHECK(narrow.high == 0, "64 bits");
 }
 
 void test_fingerprint(void) {

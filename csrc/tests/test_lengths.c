@@ -67,14 +67,16 @@ static void check_long(tm_dtype dtype) {
     }
     fill_finite(buffer, 5 * 65536 + 64, dtype);
     for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
-        check_array(buffer, lengths[i], dtype, "long");
+        if (sampled()) {
+            check_array(buffer, lengths[i], dtype, "long");
+        }
     }
     memmove(buffer + 1, buffer, (65536 + 77) * size);
     check_array(buffer + 1, 65536 + 77, dtype, "long, misaligned");
     fill_finite(buffer, 5 * 65536 + 64, dtype);
     int64_t n = 3 * 65536 + 5;
     for (int kind = 0; kind < 3; kind++) {
-        if (put_nonfinite(buffer, n - 1 - kind * 40000, dtype, kind)) {
+        if (put_nonfinite(buffer, n - 1 - kind * 40000, dtype, kind) && sampled()) {
             check_array(buffer, n, dtype, "long, non-finite");
         }
     }

@@ -50,6 +50,9 @@ void test_patterns(void) {
                 continue;
             }
             for (unsigned i = 0; i < (size == 1 ? 256U : 65536U); i++) {
+                if (!sampled()) {
+                    continue;
+                }
                 uint16_t pattern = (uint16_t)i;
                 check_pattern(&pattern, (tm_dtype)dtype, i, tier_name(tier));
             }

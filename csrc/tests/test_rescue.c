@@ -29,6 +29,9 @@ static void check_mixed(double *data) {
     for (size_t a = 0; a < 7; a++) {
         for (size_t b = 0; b < 7; b++) {
             for (size_t c = 0; c < 7; c++) {
+                if (!sampled()) {
+                    continue;
+                }
                 double largest = fmax(values[a], fmax(values[b], values[c]));
                 memset(data, 0, (size_t)n * sizeof *data);
                 data[5] = values[a];

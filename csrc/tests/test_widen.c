@@ -1,9 +1,12 @@
 /* Widening: every code of the narrow types, every length around the lanes, strided views, in each tier. */
 #include "../core/tm_wide.h"
+#include "digest.h"
 #include "runner.h"
 
 #include <math.h>
 #include <stdlib.h>
+
+static uint64_t digest;
 
 static void check_part(const tm_view *view, int64_t start, int64_t count, const void *flat_data) {
     const tm_table *table = tm_table_get();
@@ -12,6 +15,7 @@ static void check_part(const tm_view *view, int64_t start, int64_t count, const 
     float narrow[300];
     tm_layout_init(&layout, view);
     tm_wide_f64(table, &layout, view->dtype, start, count, wide);
+    digest_doubles(&digest, wide, (size_t)count);
     for (int64_t i = 0; i < count; i++) {
         double expected = reference_value(flat_data, start + i, view->dtype);
         CHECK(same_double(wide[i], expected), "%s element %d", tm_dtype_name(view->dtype), (int)(start + i));
@@ -20,6 +24,7 @@ static void check_part(const tm_view *view, int64_t start, int64_t count, const 
         return;
     }
     tm_wide_f32(table, &layout, view->dtype, start, count, narrow);
+    digest_floats(&digest, narrow, (size_t)count);
     for (int64_t i = 0; i < count; i++) {
         double expected = reference_value(flat_data, start + i, view->dtype);
         CHECK(same_double((double)narrow[i], expected), "%s element %d as float", tm_dtype_name(view->dtype),
@@ -58,12 +63,16 @@ static void check_codes(tm_dtype dtype) {
 
 void test_widen(void) {
     for (int tier = 0; tier_name(tier) != NULL; tier++) {
+        uint64_t before = seed_random(5);
+        digest = DIGEST_START;
         tm_dispatch_init(tier_name(tier));
         for (int dtype = 0; dtype < TM_DTYPE_COUNT; dtype++) {
             check_dtype((tm_dtype)dtype);
         }
         check_codes(TM_F16);
         check_codes(TM_BF16);
+        check_digest("widen", digest, UINT64_C(0x03169204a84ba68f));
+        seed_random(before);
     }
     tm_dispatch_init(NULL);
 }
