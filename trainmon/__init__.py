@@ -15,9 +15,11 @@ if TYPE_CHECKING:
     from trainmon.config import ConfigError as ConfigError
     from trainmon.config import load_config as load_config
     from trainmon.monitor import TrainMonitor as TrainMonitor
+    from trainmon.ops import CastLosses as CastLosses
     from trainmon.ops import Difference as Difference
     from trainmon.ops import ExpertMetrics as ExpertMetrics
     from trainmon.ops import ExpertState as ExpertState
+    from trainmon.ops import ExponentHistogram as ExponentHistogram
     from trainmon.ops import Fingerprint as Fingerprint
     from trainmon.ops import LossAccumulator as LossAccumulator
     from trainmon.ops import NonFinite as NonFinite
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from trainmon.ops import expert_load as expert_load
     from trainmon.ops import expert_metrics as expert_metrics
     from trainmon.ops import expert_migration as expert_migration
+    from trainmon.ops import exponent_histogram as exponent_histogram
     from trainmon.ops import file_digest as file_digest
     from trainmon.ops import fingerprint as fingerprint
     from trainmon.ops import finish_stats as finish_stats
@@ -47,15 +50,18 @@ if TYPE_CHECKING:
     from trainmon.ops import stage as stage
     from trainmon.ops import stage_size as stage_size
     from trainmon.ops import tensor_stats as tensor_stats
+    from trainmon.ops import underflow_shares as underflow_shares
 
 _HOME = {
     "attach": "trainmon.adapters.torch_loop",
     "ConfigError": "trainmon.config",
     "load_config": "trainmon.config",
     "TrainMonitor": "trainmon.monitor",
+    "CastLosses": "trainmon.ops",
     "Difference": "trainmon.ops",
     "ExpertMetrics": "trainmon.ops",
     "ExpertState": "trainmon.ops",
+    "ExponentHistogram": "trainmon.ops",
     "Fingerprint": "trainmon.ops",
     "LossAccumulator": "trainmon.ops",
     "NonFinite": "trainmon.ops",
@@ -72,6 +78,7 @@ _HOME = {
     "expert_load": "trainmon.ops",
     "expert_metrics": "trainmon.ops",
     "expert_migration": "trainmon.ops",
+    "exponent_histogram": "trainmon.ops",
     "file_digest": "trainmon.ops",
     "fingerprint": "trainmon.ops",
     "finish_stats": "trainmon.ops",
@@ -85,6 +92,7 @@ _HOME = {
     "stage_size": "trainmon.ops",
     "stable_rank": "trainmon.ops",
     "tensor_stats": "trainmon.ops",
+    "underflow_shares": "trainmon.ops",
 }
 
 __all__ = [*_HOME, "__version__"]

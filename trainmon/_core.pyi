@@ -23,6 +23,12 @@ def multi_norm(
 def scan_nonfinite(
     tensors: Any | Iterable[Any], names: tuple[str, ...] | None, threads: int, /
 ) -> tuple[int, int, float] | None: ...
+def exponent_histogram(
+    tensors: Any | Iterable[Any], per_tensor: bool, threads: int, /
+) -> npt.NDArray[np.int64]: ...
+def cast_losses(
+    tensors: Any | Iterable[Any], formats: tuple[str, ...], scale: float, per_tensor: bool, threads: int, /
+) -> npt.NDArray[np.int64]: ...
 @overload
 def expert_load(
     indices: Any | Iterable[Any], num_experts: int, per_tensor: Literal[False], threads: int, /

@@ -13,6 +13,7 @@
     X(MOE, moe)                                                                                              \
     X(DIFF, diff)                                                                                            \
     X(FINGERPRINT, fingerprint)                                                                              \
+    X(HISTOGRAM, histogram)                                                                                  \
     X(SPECTRAL, spectral)
 
 #endif

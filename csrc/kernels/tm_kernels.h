@@ -13,6 +13,7 @@
 #include "tm_diff_kernels.h"
 #include "tm_families.h"
 #include "tm_fingerprint_kernels.h"
+#include "tm_histogram_kernels.h"
 #include "tm_moe_kernels.h"
 #include "tm_spectral_kernels.h"
 

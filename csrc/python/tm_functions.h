@@ -11,6 +11,8 @@
     X(merge_stats, "(records, offsets, /)")                                                                  \
     X(multi_norm, "(tensors, order_code, per_tensor, threads, /)")                                           \
     X(scan_nonfinite, "(tensors, names, threads, /)")                                                        \
+    X(exponent_histogram, "(tensors, per_tensor, threads, /)")                                               \
+    X(cast_losses, "(tensors, formats, scale, per_tensor, threads, /)")                                      \
     X(expert_load, "(indices, num_experts, per_tensor, threads, /)")                                         \
     X(expert_metrics, "(counts, options, placement, state, /)")                                              \
     X(common_assignments, "(before, after, k, num_experts, /)")                                              \

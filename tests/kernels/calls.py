@@ -65,6 +65,7 @@ CALLS: dict[str, Call] = {
     "expert_load": Call(lambda tensors: (list(_IDS), 8, True), any_tensors=False),
     "expert_metrics": Call(lambda tensors: (np.arange(8).reshape(2, 4), 1.25, 2), any_tensors=False),
     "expert_migration": Call(lambda tensors: (_IDS[0], _IDS[1]), any_tensors=False),
+    "exponent_histogram": Call(lambda tensors: (tensors, True)),
     "diff_norm": Call(
         lambda tensors: (tensors, [copy(tensor) for tensor in tensors], True, True), writes=(1,)
     ),
@@ -78,6 +79,7 @@ CALLS: dict[str, Call] = {
     "scan_nonfinite": Call(lambda tensors: (tensors,)),
     "stable_rank": Call(lambda tensors: (tensors,), use=_stable_ranks),
     "tensor_stats": Call(lambda tensors: (tensors,)),
+    "underflow_shares": Call(lambda tensors: (tensors, ("bf16", "e4m3fn"), 3.0, True)),
 }
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from trainmon.ops.differences import Difference, TensorDifferences, diff_norm
 from trainmon.ops.fingerprints import Fingerprint, file_digest, fingerprint
+from trainmon.ops.histograms import CastLosses, ExponentHistogram, exponent_histogram, underflow_shares
 from trainmon.ops.info import build_info, cpu_info
 from trainmon.ops.losses import LossAccumulator, loss_gap, position_buckets
 from trainmon.ops.moe import assign_churn, bias_saturated, bias_span, expert_load, expert_migration
@@ -25,7 +26,9 @@ from trainmon.ops.stats import STATS_DTYPE, SUMMARY_DTYPE, finish_stats, merge_s
 __all__ = [
     "STATS_DTYPE",
     "SUMMARY_DTYPE",
+    "CastLosses",
     "Difference",
+    "ExponentHistogram",
     "ExpertMetrics",
     "ExpertState",
     "LossAccumulator",
@@ -42,6 +45,7 @@ __all__ = [
     "expert_load",
     "expert_metrics",
     "expert_migration",
+    "exponent_histogram",
     "Fingerprint",
     "Staged",
     "file_digest",
@@ -58,4 +62,5 @@ __all__ = [
     "stage_size",
     "stable_rank",
     "tensor_stats",
+    "underflow_shares",
 ]
