@@ -13,7 +13,7 @@ INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+([<"]?)([^>"\s]+)', re.M)
 # Folder -> what it may reach. What kernels see of the core are the dtypes: the list that their templates run over.
 MAY_INCLUDE = {
     "python": ("python/", "core/"),
-    "core": ("core/", "kernels/tm_kernels.h"),
+    "core": ("core/", "kernels/tm_kernels.h", "kernels/tm_families.h"),
     "kernels": ("kernels/", "core/tm_dtype.h"),
     "yaml": ("yaml/",),
 }
