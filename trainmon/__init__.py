@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from trainmon.config import load_config as load_config
     from trainmon.monitor import TrainMonitor as TrainMonitor
     from trainmon.ops import CastLosses as CastLosses
+    from trainmon.ops import AttentionLogits as AttentionLogits
+    from trainmon.ops import AttentionRows as AttentionRows
     from trainmon.ops import Difference as Difference
     from trainmon.ops import ExpertMetrics as ExpertMetrics
     from trainmon.ops import ExpertState as ExpertState
@@ -23,10 +25,13 @@ if TYPE_CHECKING:
     from trainmon.ops import Fingerprint as Fingerprint
     from trainmon.ops import LossAccumulator as LossAccumulator
     from trainmon.ops import NonFinite as NonFinite
+    from trainmon.ops import QKClip as QKClip
     from trainmon.ops import Spectral as Spectral
     from trainmon.ops import Staged as Staged
     from trainmon.ops import TensorDifferences as TensorDifferences
     from trainmon.ops import assign_churn as assign_churn
+    from trainmon.ops import attention_logit_mean as attention_logit_mean
+    from trainmon.ops import attention_logits as attention_logits
     from trainmon.ops import bias_saturated as bias_saturated
     from trainmon.ops import bias_span as bias_span
     from trainmon.ops import build_info as build_info
@@ -42,9 +47,11 @@ if TYPE_CHECKING:
     from trainmon.ops import finish_stats as finish_stats
     from trainmon.ops import json_rows as json_rows
     from trainmon.ops import loss_gap as loss_gap
+    from trainmon.ops import merge_key_splits as merge_key_splits
     from trainmon.ops import merge_stats as merge_stats
     from trainmon.ops import multi_norm as multi_norm
     from trainmon.ops import position_buckets as position_buckets
+    from trainmon.ops import qk_clip as qk_clip
     from trainmon.ops import scan_nonfinite as scan_nonfinite
     from trainmon.ops import stable_rank as stable_rank
     from trainmon.ops import stage as stage
@@ -58,6 +65,8 @@ _HOME = {
     "load_config": "trainmon.config",
     "TrainMonitor": "trainmon.monitor",
     "CastLosses": "trainmon.ops",
+    "AttentionLogits": "trainmon.ops",
+    "AttentionRows": "trainmon.ops",
     "Difference": "trainmon.ops",
     "ExpertMetrics": "trainmon.ops",
     "ExpertState": "trainmon.ops",
@@ -68,8 +77,11 @@ _HOME = {
     "Staged": "trainmon.ops",
     "TensorDifferences": "trainmon.ops",
     "assign_churn": "trainmon.ops",
+    "attention_logit_mean": "trainmon.ops",
+    "attention_logits": "trainmon.ops",
     "bias_saturated": "trainmon.ops",
     "bias_span": "trainmon.ops",
+    "QKClip": "trainmon.ops",
     "Spectral": "trainmon.ops",
     "build_info": "trainmon.ops",
     "cpu_info": "trainmon.ops",
@@ -84,9 +96,11 @@ _HOME = {
     "finish_stats": "trainmon.ops",
     "json_rows": "trainmon.ops",
     "loss_gap": "trainmon.ops",
+    "merge_key_splits": "trainmon.ops",
     "merge_stats": "trainmon.ops",
     "multi_norm": "trainmon.ops",
     "position_buckets": "trainmon.ops",
+    "qk_clip": "trainmon.ops",
     "scan_nonfinite": "trainmon.ops",
     "stage": "trainmon.ops",
     "stage_size": "trainmon.ops",

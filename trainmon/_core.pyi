@@ -85,6 +85,26 @@ def stable_rank(
 ) -> tuple[
     list[tuple[float, float, float, float, int, int]], tuple[tuple[int, npt.NDArray[np.float32]] | None, ...]
 ]: ...
+def attention_logits(
+    q: Any,
+    k: Any,
+    bounds: npt.NDArray[np.int64],
+    kept: npt.NDArray[np.int64] | None,
+    kept_starts: npt.NDArray[np.int64] | None,
+    rows: npt.NDArray[np.int64] | None,
+    heads: npt.NDArray[np.bool_] | None,
+    scale: float,
+    cap: float,
+    sinks: npt.NDArray[np.float64] | None,
+    scores: bool,
+    per_row: bool,
+    threads: int,
+    /,
+) -> tuple[
+    npt.NDArray[np.float64],
+    tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], npt.NDArray[np.float64], npt.NDArray[np.int64]]
+    | None,
+]: ...
 def plain_read(tensors: Any | Iterable[Any], /) -> int: ...
 def loss_add(state: npt.NDArray[np.int64], losses: Any, weights: Any, buckets: Any, /) -> None: ...
 def loss_add_value(state: npt.NDArray[np.int64], value: float, is_mean: bool, tokens: int, /) -> None: ...

@@ -14,6 +14,7 @@
     X(DIFF, diff)                                                                                            \
     X(FINGERPRINT, fingerprint)                                                                              \
     X(HISTOGRAM, histogram)                                                                                  \
+    X(ATTENTION, attention)                                                                                  \
     X(SPECTRAL, spectral)
 
 #endif

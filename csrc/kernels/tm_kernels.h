@@ -10,6 +10,7 @@
 #define TM_KERNELS_H
 
 #include "../core/tm_dtype.h"
+#include "tm_attention_kernels.h"
 #include "tm_diff_kernels.h"
 #include "tm_families.h"
 #include "tm_fingerprint_kernels.h"

@@ -21,6 +21,8 @@
     X(stage, "(tensors, names, arena, bits, threads, /)")                                                    \
     X(stage_size, "(tensors, /)")                                                                            \
     X(stable_rank, "(matrices, carried, tolerance, epsilon, seed, step, exact_side, threads, /)")            \
+    X(attention_logits,                                                                                      \
+      "(q, k, bounds, kept, kept_starts, rows, heads, scale, cap, sinks, scores, per_row, threads, /)")      \
     X(plain_read, "(tensors, /)")                                                                            \
     X(loss_add, "(state, losses, weights, buckets, /)")                                                      \
     X(loss_add_value, "(state, value, is_mean, tokens, /)")                                                  \

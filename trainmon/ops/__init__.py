@@ -9,6 +9,14 @@ Anything else, and memory that the host can't address, is a TypeError that names
 
 from __future__ import annotations
 
+from trainmon.ops.attention import attention_logit_mean, attention_logits
+from trainmon.ops.attention_records import (
+    AttentionLogits,
+    AttentionRows,
+    QKClip,
+    merge_key_splits,
+    qk_clip,
+)
 from trainmon.ops.differences import Difference, TensorDifferences, diff_norm
 from trainmon.ops.fingerprints import Fingerprint, file_digest, fingerprint
 from trainmon.ops.histograms import CastLosses, ExponentHistogram, exponent_histogram, underflow_shares
@@ -27,14 +35,19 @@ __all__ = [
     "STATS_DTYPE",
     "SUMMARY_DTYPE",
     "CastLosses",
+    "AttentionLogits",
+    "AttentionRows",
     "Difference",
     "ExponentHistogram",
     "ExpertMetrics",
     "ExpertState",
     "LossAccumulator",
     "NonFinite",
+    "QKClip",
     "TensorDifferences",
     "assign_churn",
+    "attention_logit_mean",
+    "attention_logits",
     "bias_saturated",
     "bias_span",
     "Spectral",
@@ -53,10 +66,12 @@ __all__ = [
     "finish_stats",
     "json_rows",
     "loss_gap",
+    "merge_key_splits",
     "merge_stats",
     "multi_norm",
     "plain_read",
     "position_buckets",
+    "qk_clip",
     "scan_nonfinite",
     "stage",
     "stage_size",
