@@ -135,7 +135,7 @@ static void finish(unit *u, tm_attention_sums *sums) {
             call->status[place + i] = (unsigned char)status;
             if (status == TM_ROW_COUNTED) {
                 sums[g].keys += (double)keys;
-                sums[g].sum_z += u->z[r];
+                sums[g].sum_z += input->cap > 0 ? u->z[r] : 0.0; /* else tm_attention_mean's part */
             }
             if (call->each->max != NULL) {
                 const double undefined = status == TM_ROW_EMPTY ? 0.0 : (double)NAN;

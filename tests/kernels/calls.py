@@ -45,6 +45,21 @@ def _table(tensors: list[Any]) -> tuple[Any, ...]:
     return {"x": tensors[1][0], "name": ["a,b", None, "c", "d", "e", "f"]}, {"x": tensors[1][1] > 0}
 
 
+def _heads(tensors: list[Any]) -> tuple[Any, ...]:
+    q = np.linspace(-1, 1, 480, dtype=np.float32).reshape(2, 4, 20, 3)
+    return q, np.cos(9 * q[:, :2]).astype(np.float16)
+
+
+def _attention(q: Any, k: Any) -> object:
+    """All options of a mask, and each row."""
+    masks = {"window": 7, "k_mask": np.arange(40).reshape(2, 20) % 3 > 0, "sample_rows": 15}
+    return [
+        ops.attention_logits(q, k, per_row=True, threads=2, **masks),
+        ops.attention_logits(q, k, point="masked", softcap=2.0, sinks=[0.5, 1.0, 1.5, 2.0]),
+    ]
+
+
+_ROWS = ops.AttentionRows(np.ones((2, 3)), np.full((2, 3), 2.0))
 _IDS = np.array([[[0, 3], [1, 7]], [[3, 9], [-1, 1]]], np.int16)
 
 
@@ -57,6 +72,8 @@ def _stable_ranks(matrices: list[Any]) -> object:
 CALLS: dict[str, Call] = {
     "LossAccumulator": Call(lambda tensors: (tensors,), any_tensors=False, use=_sum_losses),
     "assign_churn": Call(lambda tensors: (_IDS[0], _IDS[1], 8), any_tensors=False),
+    "attention_logit_mean": Call(_heads, any_tensors=False),
+    "attention_logits": Call(_heads, any_tensors=False, use=_attention),
     "bias_saturated": Call(lambda tensors: (np.arange(8.0).reshape(2, 4), 3.0), any_tensors=False),
     "bias_span": Call(lambda tensors: (np.arange(8.0).reshape(2, 4),), any_tensors=False),
     "build_info": Call(lambda tensors: (), any_tensors=False),
@@ -72,10 +89,12 @@ CALLS: dict[str, Call] = {
     "finish_stats": Call(lambda tensors: (ops.tensor_stats(tensors),), any_tensors=False),
     "json_rows": Call(_table, any_tensors=False),
     "loss_gap": Call(lambda tensors: ([6.0, 4.0], [3, 1]), any_tensors=False),
+    "merge_key_splits": Call(lambda tensors: ([_ROWS, _ROWS],), any_tensors=False),
     "merge_stats": Call(lambda tensors: (ops.tensor_stats(tensors),), any_tensors=False),
     "multi_norm": Call(lambda tensors: (tensors, 2, True)),
     "plain_read": Call(lambda tensors: (tensors,)),
     "position_buckets": Call(lambda tensors: (6, 3), any_tensors=False),
+    "qk_clip": Call(lambda tensors: (np.array([50.0, 200.0, np.nan]),), any_tensors=False),
     "scan_nonfinite": Call(lambda tensors: (tensors,)),
     "stable_rank": Call(lambda tensors: (tensors,), use=_stable_ranks),
     "tensor_stats": Call(lambda tensors: (tensors,)),

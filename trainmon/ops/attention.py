@@ -178,8 +178,11 @@ def attention_logits(
     logits = AttentionLogits(**fields, all_rows=all_rows, point=point)
     if each is None:
         return logits
-    m, l, z, n = (array.reshape(*batch, heads, -1) for array in each)  # noqa: E741
-    return logits, AttentionRows(max=m, sum=l, keys=n, z=z)
+    m, denominator, z, n = each
+    shape = (*batch, *m.shape[1:])
+    return logits, AttentionRows(
+        max=m.reshape(shape), sum=denominator.reshape(shape), keys=n.reshape(shape), z=z.reshape(shape)
+    )
 
 
 def attention_logit_mean(
@@ -229,7 +232,8 @@ def attention_logit_mean(
         False,
         threads,
     )
-    return sums[:, _COLUMNS.index("sum_z")].copy(), sums[:, _COLUMNS.index("keys")].astype(np.int64)
+    keys_seen: Count = sums[:, _COLUMNS.index("keys")].astype(np.int64)
+    return sums[:, _COLUMNS.index("sum_z")].copy(), keys_seen
 
 
 def _shapes(q: Array, k: Array) -> tuple[tuple[int, ...], int, int, int, int]:

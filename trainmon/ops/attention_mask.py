@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -68,8 +69,10 @@ def intervals(
         bounds = np.broadcast_to(bounds, (len(real), *bounds.shape[1:]))
         before = np.zeros((len(real), keys + 1), np.int64)  # kept keys before each key
         np.cumsum(real, axis=1, out=before[:, 1:])
-        bounds = np.take_along_axis(before, bounds.reshape(len(real), -1), axis=1).reshape(bounds.shape)
-        kept = np.nonzero(real)[1]
+        bounds = np.take_along_axis(before, bounds.reshape(len(real), 2 * query.size), axis=1).reshape(
+            bounds.shape
+        )
+        kept = np.ascontiguousarray(np.nonzero(real)[1])
         starts = np.concatenate([[0], np.cumsum(before[:, -1])])
     bounds = np.stack([bounds[..., 0], bounds.max(axis=-1)], axis=-1)  # an end before the start: no key
     return Intervals(np.ascontiguousarray(bounds), kept, starts)
@@ -81,9 +84,9 @@ def _real(mask: npt.ArrayLike, name: str, batch: tuple[int, ...], length: int) -
     if array.dtype.kind in "iu" and array.shape in ((), batch):
         if bool((array < 0).any()) or bool((array > length).any()):
             raise ValueError(f"{name}: lengths must be from 0 to {length}")
-        return np.arange(length) < np.broadcast_to(array, batch).reshape(-1, 1)
+        return np.arange(length) < np.broadcast_to(array, batch).reshape(math.prod(batch), 1)
     if array.dtype.kind == "b" and array.shape == (*batch, length):
-        return array.reshape(-1, length)
+        return array.reshape(math.prod(batch), length)
     raise ValueError(
         f"{name} must be bool of shape {[*batch, length]} or integer lengths of shape {list(batch)}, not"
         f" {array.dtype} of shape {list(array.shape)}"
@@ -103,13 +106,14 @@ def _documents(documents: Any, batch: tuple[int, ...], queries: int, keys: int) 
                 f"documents of {what} must be integers of shape {[length]} or {[*batch, length]}, not"
                 f" {array.dtype} of shape {list(array.shape)}"
             )
-        found.append(array.reshape(-1, length).astype(np.int64))
+        masks = 1 if array.ndim == 1 else math.prod(batch)
+        found.append(array.reshape(masks, length).astype(np.int64))
     return found[0], found[1]
 
 
 def _runs(queries: Index, keys: Index) -> Index:
     """For each query the run of keys with its document, [masks, rows, 2]; an empty one for negative ids."""
-    masks = max(len(queries), len(keys))
+    masks = len(queries) if len(keys) == 1 else len(keys)
     queries = np.broadcast_to(queries, (masks, queries.shape[1]))
     bounds = np.zeros((*queries.shape, 2), np.int64)
     for number in range(masks):

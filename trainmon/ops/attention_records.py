@@ -199,14 +199,16 @@ class AttentionRows:
         Raises:
             ValueError: arrays of different shapes or of less than two axes, or another point.
         """
-        m, l = np.asarray(self.max, np.float64), np.asarray(self.sum, np.float64)  # noqa: E741
+        m, denominator = np.asarray(self.max, np.float64), np.asarray(self.sum, np.float64)
         keys = np.zeros(m.shape, np.int64) if self.keys is None else np.asarray(self.keys)
         z = np.full(m.shape, np.nan) if self.z is None else np.asarray(self.z, np.float64)
-        if m.ndim < 2 or not m.shape == l.shape == keys.shape == z.shape:
-            raise ValueError(f"rows must have one shape [..., heads, rows], not {m.shape} and {l.shape}")
+        if m.ndim < 2 or not m.shape == denominator.shape == keys.shape == z.shape:
+            raise ValueError(
+                f"rows must have one shape [..., heads, rows], not {m.shape} and {denominator.shape}"
+            )
         _check_point(point)
         axes = (*range(m.ndim - 2), m.ndim - 1)
-        bad = np.isnan(m) | (m == np.inf) | np.isnan(l)
+        bad = np.isnan(m) | (m == np.inf) | np.isnan(denominator)
         empty = ~bad & (m == -np.inf)
         counted = ~bad & ~empty
         norm = counted & (keys > 1)
@@ -215,11 +217,11 @@ class AttentionRows:
             return np.asarray(values.sum(axis=axes, where=where))
 
         with np.errstate(divide="ignore", invalid="ignore"):
-            share, inverse = (l - 1) / (keys - 1), 1 / l
+            share, inverse = (denominator - 1) / (keys - 1), 1 / denominator
         return AttentionLogits(
             max=np.max(m, axis=axes, initial=-np.inf),
-            sum_l=total(l),
-            sum_l2=total(l * l),
+            sum_l=total(denominator),
+            sum_l2=total(denominator * denominator),
             rows=np.count_nonzero(counted, axis=axes),
             sum_m=total(m),
             sum_inv_l=total(inverse),
@@ -253,11 +255,11 @@ def merge_key_splits(parts: Iterable[AttentionRows]) -> AttentionRows:
         weight = np.exp(maxima - m)
     weight[maxima == -np.inf] = 0
     sums = np.stack([np.asarray(part.sum, np.float64) for part in parts])
-    l = np.where(weight == 0, 0, sums * weight).sum(axis=0)  # noqa: E741
+    denominator = np.where(weight == 0, 0, sums * weight).sum(axis=0)
     bad = np.isnan(m) | (m == np.inf) | np.isnan(sums).any(axis=0)
     return AttentionRows(
         max=m,
-        sum=np.where(bad, np.nan, l),
+        sum=np.where(bad, np.nan, denominator),
         keys=_sum_of([part.keys for part in parts]),
         z=_sum_of([part.z for part in parts]),
     )
