@@ -12,7 +12,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass
 class Rows:
-    """m, l (as `d`, the denominator), n, sum of z of each row [batches, heads, rows]; `slack` bounds a float32 score's error."""
+    """m, the denominator l, n and the sum of z, [batches, heads, rows]; `slack` bounds a float32 score's error."""
 
     m: Array
     d: Array

@@ -232,8 +232,8 @@ def attention_logit_mean(
         False,
         threads,
     )
-    keys_seen: Count = sums[:, _COLUMNS.index("keys")].astype(np.int64)
-    return sums[:, _COLUMNS.index("sum_z")].copy(), keys_seen
+    sum_z, seen = (np.ascontiguousarray(sums[:, _COLUMNS.index(name)]) for name in ("sum_z", "keys"))
+    return sum_z, seen.astype(np.int64)
 
 
 def _shapes(q: Array, k: Array) -> tuple[tuple[int, ...], int, int, int, int]:
