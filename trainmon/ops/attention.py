@@ -232,8 +232,8 @@ def attention_logit_mean(
         False,
         threads,
     )
-    sum_z, seen = (np.ascontiguousarray(sums[:, _COLUMNS.index(name)]) for name in ("sum_z", "keys"))
-    return sum_z, seen.astype(np.int64)
+    sum_z: Float = sums[:, _COLUMNS.index("sum_z")].copy()
+    return sum_z, np.asarray(sums[:, _COLUMNS.index("keys")], np.int64)
 
 
 def _shapes(q: Array, k: Array) -> tuple[tuple[int, ...], int, int, int, int]:
@@ -273,5 +273,6 @@ def _sample(count: int, wanted: int, seed: int, name: str) -> Index:
     if wanted >= count:
         return np.arange(count, dtype=np.int64)
     offset = random.Random(seed).random()
-    places = np.floor((np.arange(wanted) + offset) * (count / wanted)).astype(np.int64)
-    return np.minimum(places, count - 1)
+    places: Index = np.floor((np.arange(wanted) + offset) * (count / wanted)).astype(np.int64)
+    places[-1] = min(places[-1], count - 1)  # rounding
+    return places

@@ -249,17 +249,18 @@ def merge_key_splits(parts: Iterable[AttentionRows]) -> AttentionRows:
     shapes = {np.shape(part.max) for part in parts}
     if len(shapes) != 1:
         raise ValueError(f"the parts must be of the same rows, not of shapes {sorted(shapes)}")
-    maxima = np.stack([np.asarray(part.max, np.float64) for part in parts])
-    m = maxima.max(axis=0)  # NaN wins
+    maxima, sums = np.empty((2, len(parts), *shapes.pop()))
+    for part, m, denominator in zip(parts, maxima, sums, strict=True):
+        m[...], denominator[...] = part.max, part.sum
+    largest = maxima.max(axis=0)  # NaN wins
     with np.errstate(invalid="ignore"):
-        weight = np.exp(maxima - m)
+        weight = np.exp(maxima - largest)
     weight[maxima == -np.inf] = 0
-    sums = np.stack([np.asarray(part.sum, np.float64) for part in parts])
-    denominator = np.where(weight == 0, 0, sums * weight).sum(axis=0)
-    bad = np.isnan(m) | (m == np.inf) | np.isnan(sums).any(axis=0)
+    total = np.where(weight == 0, 0, sums * weight).sum(axis=0)
+    bad = np.isnan(largest) | (largest == np.inf) | np.isnan(sums).any(axis=0)
     return AttentionRows(
-        max=m,
-        sum=np.where(bad, np.nan, denominator),
+        max=largest,
+        sum=np.where(bad, np.nan, total),
         keys=_sum_of([part.keys for part in parts]),
         z=_sum_of([part.z for part in parts]),
     )
