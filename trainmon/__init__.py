@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from trainmon.config import ConfigError as ConfigError
     from trainmon.config import load_config as load_config
     from trainmon.monitor import TrainMonitor as TrainMonitor
-    from trainmon.ops import CastLosses as CastLosses
     from trainmon.ops import AttentionLogits as AttentionLogits
     from trainmon.ops import AttentionRows as AttentionRows
+    from trainmon.ops import CastLosses as CastLosses
     from trainmon.ops import Difference as Difference
     from trainmon.ops import ExpertMetrics as ExpertMetrics
     from trainmon.ops import ExpertState as ExpertState
