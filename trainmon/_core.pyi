@@ -41,9 +41,11 @@ def expert_metrics(
     counts: npt.NDArray[np.float64],
     options: tuple[int, int, float | None, int],
     placement: npt.NDArray[np.int64] | None,
+    groups: npt.NDArray[np.float64] | None,
+    dropped: npt.NDArray[np.float64] | None,
     state: tuple[npt.NDArray[Any], ...],
     /,
-) -> tuple[npt.NDArray[np.float64], ...]: ...
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]: ...
 def common_assignments(before: Any, after: Any, k: int, num_experts: int, /) -> int: ...
 def diff_norm(
     tensors: Any | Iterable[Any],

@@ -3,6 +3,7 @@
 #include "tm_moe.h"
 
 #include "tm_memory.h"
+#include "tm_table.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -18,154 +19,96 @@ static double within(double value, double low, double high) {
     return value < low ? low : value > high ? high : value;
 }
 
-/* ---- sorting ---- */
-
-#define RADIX 256
-#define INSERTION_LIMIT 32
-
-static void sort_few(uint64_t *keys, int64_t n) {
-    for (int64_t i = 1; i < n; i++) {
-        uint64_t key = keys[i];
-        int64_t at = i;
-        for (; at > 0 && keys[at - 1] > key; at--) {
-            keys[at] = keys[at - 1];
-        }
-        keys[at] = key;
-    }
-}
-
-/* Least digit first, leaving out the bytes that all keys share: 4 passes for counts below 2^16. */
-static void sort_many(uint64_t *keys, uint64_t *spare, int64_t n, uint64_t varying) {
-    uint64_t *from = keys, *to = spare;
-    for (int shift = 0; shift < 64; shift += 8) {
-        int64_t start[RADIX] = {0}, at = 0;
-        if ((varying >> shift & 0xff) == 0) {
-            continue;
-        }
-        for (int64_t i = 0; i < n; i++) {
-            start[from[i] >> shift & 0xff]++;
-        }
-        for (int digit = 0; digit < RADIX; digit++) {
-            int64_t count = start[digit];
-            start[digit] = at;
-            at += count;
-        }
-        for (int64_t i = 0; i < n; i++) {
-            to[start[from[i] >> shift & 0xff]++] = from[i];
-        }
-        uint64_t *swap = from;
-        from = to;
-        to = swap;
-    }
-    if (from != keys) {
-        memcpy(keys, from, (size_t)n * sizeof *keys);
-    }
-}
-
-/* Ascending copy of `counts`; numbers without a sign bit are ordered as their bits are. */
-static void sort_counts(double *sorted, const double *counts, int64_t n, uint64_t *keys, uint64_t *spare) {
-    uint64_t varying = 0;
-    memcpy(keys, counts, (size_t)n * sizeof *keys);
-    for (int64_t i = 0; i < n; i++) {
-        keys[i] &= INT64_MAX; /* -0.0 is 0 */
-        varying |= keys[i] ^ keys[0];
-    }
-    if (n <= INSERTION_LIMIT) {
-        sort_few(keys, n);
-    } else {
-        sort_many(keys, spare, n, varying);
-    }
-    memcpy(sorted, keys, (size_t)n * sizeof *sorted);
-}
-
 /* ---- one layer ---- */
 
+/* Room for one layer at a time, `experts` numbers each. */
+typedef struct layer_memory {
+    double *sorted, *share; /* counts, ascending; c / C of these */
+    uint64_t *keys, *spare;
+} layer_memory;
+
 typedef struct layer_counts {
+    const tm_moe_kernels *kernels;
     const tm_expert_options *options;
-    int64_t index, experts;
+    const layer_memory *memory;
+    int64_t index;
+    size_t experts;
     const double *counts;
     double total;   /* C > 0 */
-    double *metric; /* the layer's column; rows are `stride` apart */
+    double *metric; /* the layer's column; rows are `layers` apart */
 } layer_counts;
+
+/* max/mean - 1; one expert or equal counts give 0, one loaded expert n - 1, without rounding. */
+static double max_vio_of(const tm_moe_kernels *kernels, const double *values, size_t n) {
+    return within(kernels->max(values, n) * (double)n / kernels->sum(values, n) - 1, 0, (double)n - 1);
+}
 
 static void put(const layer_counts *layer, int metric, double value) {
     layer->metric[metric * layer->options->layers] = value;
 }
 
-static double sum_of(const double *values, int64_t n) {
-    double sum = 0;
-    for (int64_t i = 0; i < n; i++) {
-        sum += values[i];
-    }
-    return sum;
-}
-
-/* max/mean - 1; one expert or equal counts give 0, one loaded expert n - 1, without rounding. */
-static double max_vio_of(const double *values, int64_t n, double total) {
-    double max = 0;
-    for (int64_t i = 0; i < n; i++) {
-        max = values[i] > max ? values[i] : max;
-    }
-    return within(max * (double)n / total - 1, 0, (double)(n - 1));
-}
-
-static void spread_metrics(const layer_counts *layer, const double *sorted) {
-    /* no square of a count may vanish; all that follows are ratios */
-    double scale = layer->total < 0x1p-400 ? 0x1p600 : 1;
-    double n = (double)layer->experts, total = layer->total * scale, mean = total / n;
-    double entropy = 0, squares = 0, deviations = 0, ranks = 0, term = 0;
-    for (int64_t i = 0; i < layer->experts; i++) {
-        double c = sorted[i] * scale;
-        if (c > 0 && (i == 0 || sorted[i] != sorted[i - 1])) { /* equal counts are neighbours */
-            double p = c / total;
-            term = p * log(p);
-        }
-        entropy -= c > 0 ? term : 0;
-        squares += c * c;
-        deviations += (c - mean) * (c - mean);
-        ranks += (double)(2 * i + 1 - layer->experts) * c; /* 2 rank - E - 1 */
-    }
-    entropy = within(entropy, 0, log(n));
-    put(layer, TM_EXPERT_max_vio, within(sorted[layer->experts - 1] * n / layer->total - 1, 0, n - 1));
+static void spread_metrics(const layer_counts *layer) {
+    /* no square of a count may vanish; all that follow are ratios */
+    const double scale = layer->total < 0x1p-400 ? 0x1p600 : 1;
+    const size_t experts = layer->experts;
+    const double n = (double)experts, total = layer->total * scale, mean = total / n, most = tm_moe_log(n);
+    const double *sorted = layer->memory->sorted;
+    tm_moe_spread spread;
+    layer->kernels->spread(&spread, sorted, experts, mean, scale);
+    const double entropy =
+        within(layer->kernels->entropy(layer->memory->share, sorted, experts, layer->total), 0, most);
+    put(layer, TM_EXPERT_max_vio, within(sorted[experts - 1] * n / layer->total - 1, 0, n - 1));
     put(layer, TM_EXPERT_min_vio, within(1 - sorted[0] * n / layer->total, 0, 1));
     put(layer, TM_EXPERT_load_entropy, entropy);
-    put(layer, TM_EXPERT_load_entropy_norm, layer->experts == 1 ? 1 : entropy / log(n));
+    put(layer, TM_EXPERT_load_entropy_norm, experts == 1 ? 1 : entropy / most);
     put(layer, TM_EXPERT_experts_effective, within(exp(entropy), 1, n));
-    put(layer, TM_EXPERT_load_cv, sqrt(deviations / n) / mean);
-    put(layer, TM_EXPERT_load_jain, within(total * total / (n * squares), 1 / n, 1));
-    put(layer, TM_EXPERT_load_gini, within(ranks / (n * total), 0, 1 - 1 / n));
+    put(layer, TM_EXPERT_load_cv, sqrt(spread.deviations / n) / mean);
+    put(layer, TM_EXPERT_load_jain, within(total * total / (n * spread.squares), 1 / n, 1));
+    put(layer, TM_EXPERT_load_gini, within(spread.ranks / (n * total), 0, 1 - 1 / n));
 }
 
-static void drop_metrics(const layer_counts *layer, const double *sorted) {
-    double n = (double)layer->experts, factor = layer->options->capacity_factor;
-    double capacity = ceil(factor * layer->total / n), fair = factor / n, over = 0, over_share = 0;
+/* What the capacity of each group cuts off; the layer's counts are one group unless there are others. */
+static void drop_metrics(const layer_counts *layer) {
+    const tm_expert_options *options = layer->options;
+    const tm_moe_kernels *kernels = layer->kernels;
+    const size_t experts = layer->experts;
+    const double n = (double)experts, factor = options->capacity_factor;
+    double over = 0;
+    if (options->dropped != NULL) {
+        put(layer, TM_EXPERT_drop_rate, within(options->dropped[layer->index] / layer->total, 0, 1));
+    }
     if (isnan(factor)) {
         return;
     }
-    for (int64_t i = 0; i < layer->experts; i++) {
-        double share = sorted[i] / layer->total;
-        over += sorted[i] > capacity ? sorted[i] - capacity : 0;
-        over_share += share > fair ? share - fair : 0;
+    if (options->group_counts == NULL) {
+        over = kernels->sum_above(layer->memory->sorted, experts, ceil(factor * layer->total / n));
+    } else {
+        const double *group = options->group_counts + layer->index * options->groups * (int64_t)experts;
+        for (int64_t g = 0; g < options->groups; g++, group += experts) {
+            over += kernels->sum_above(group, experts, ceil(factor * kernels->sum(group, experts) / n));
+        }
     }
     put(layer, TM_EXPERT_drop_forecast, within(over / layer->total, 0, 1));
-    put(layer, TM_EXPERT_drop_forecast_mf, within(over_share, 0, 1));
+    put(layer, TM_EXPERT_drop_forecast_mf,
+        within(kernels->sum_above(layer->memory->share, experts, factor / n), 0, 1));
 }
 
 /* Replicas share their expert's load equally. */
 static void rank_metrics(const layer_counts *layer, double *rank_load) {
     const tm_expert_options *options = layer->options;
-    int64_t experts = layer->experts, ranks = options->ranks, replicas = options->replicas;
+    int64_t experts = (int64_t)layer->experts, ranks = options->ranks, replicas = options->replicas;
     if (ranks == 0) {
         return;
     }
-    memset(rank_load, 0, (size_t)ranks * sizeof *rank_load);
     if (options->placement == NULL) {
-        for (int64_t e = 0; e < experts; e++) {
-            rank_load[e / (experts / ranks)] += layer->counts[e];
+        const int64_t each = experts / ranks;
+        for (int64_t r = 0; r < ranks; r++) {
+            rank_load[r] = layer->kernels->sum(layer->counts + r * each, (size_t)each);
         }
     } else {
         const int64_t *place = options->placement;
         place += options->placement_layers == 1 ? 0 : layer->index * experts * replicas;
+        memset(rank_load, 0, (size_t)ranks * sizeof *rank_load);
         for (int64_t e = 0; e < experts; e++, place += replicas) {
             int64_t holders = 0;
             for (int64_t r = 0; r < replicas; r++) {
@@ -178,65 +121,85 @@ static void rank_metrics(const layer_counts *layer, double *rank_load) {
             }
         }
     }
-    put(layer, TM_EXPERT_ep_load_vio, max_vio_of(rank_load, ranks, sum_of(rank_load, ranks)));
+    put(layer, TM_EXPERT_ep_load_vio, max_vio_of(layer->kernels, rank_load, (size_t)ranks));
 }
 
-static void advance_pools(const layer_counts *layer, const tm_expert_state *state) {
-    int64_t experts = layer->experts, window = layer->options->window, first = layer->index * experts;
+/* The row of the ring that a layer's next step takes. */
+static double *ring_row(const layer_counts *layer, const tm_expert_state *state) {
+    const size_t window = (size_t)layer->options->window;
+    const size_t row = (size_t)state->steps[layer->index] % window;
+    return state->ring + ((size_t)layer->index * window + row) * layer->experts;
+}
+
+/* One step of what the layer remembers. */
+static void advance(const layer_counts *layer, const tm_expert_state *state,
+                    const tm_expert_results *results) {
+    const tm_moe_kernels *kernels = layer->kernels;
+    const size_t experts = layer->experts, first = (size_t)layer->index * experts;
+    const double window = (double)layer->options->window;
+    const double *counts = layer->counts, mean = layer->total / (double)experts;
+    const double enough = (double)layer->options->hold;
     double *total = state->total + first, *pooled = state->pooled + first;
-    double *row = state->ring + first * window + state->steps[layer->index] % window * experts;
-    for (int64_t e = 0; e < experts; e++) {
-        double count = fabs(layer->counts[e]); /* -0.0 is 0 */
-        pooled[e] = pooled[e] - row[e] + count;
-        row[e] = count;
-        total[e] += count;
-    }
-    put(layer, TM_EXPERT_max_vio_window, max_vio_of(pooled, experts, sum_of(pooled, experts)));
-    put(layer, TM_EXPERT_max_vio_global, max_vio_of(total, experts, sum_of(total, experts)));
-}
-
-static void advance_churn(const layer_counts *layer, const tm_expert_state *state) {
-    double *share = state->share + layer->index * layer->experts, moved = 0;
-    for (int64_t e = 0; e < layer->experts; e++) {
-        double now = layer->counts[e] / layer->total;
-        moved += fabs(now - share[e]);
-        share[e] = now;
-    }
+    kernels->pool(total, pooled, ring_row(layer, state), counts, experts);
+    put(layer, TM_EXPERT_max_vio_window, max_vio_of(kernels, pooled, experts));
+    put(layer, TM_EXPERT_max_vio_global, max_vio_of(kernels, total, experts));
+    const double moved = kernels->churn(state->share + first, counts, experts, layer->total);
     put(layer, TM_EXPERT_churn, state->steps[layer->index] > 0 ? within(moved / 2, 0, 1) : (double)NAN);
-}
-
-/* Steps in a row in which an expert was dead, hot or cold, and how many experts were so for long enough. */
-static void advance_ages(const layer_counts *layer, const tm_expert_state *state,
-                         const tm_expert_results *results) {
-    int64_t experts = layer->experts, first = layer->index * experts;
-    int64_t *dead = state->dead + first, *hot = state->hot + first, *cold = state->cold + first;
-    int64_t n_dead = 0, n_hot = 0, n_cold = 0;
-    double mean = layer->total / (double)experts;
-    for (int64_t e = 0; e < experts; e++) {
-        double count = layer->counts[e];
-        dead[e] = count <= DEAD_SHARE * mean ? dead[e] + 1 : 0;
-        hot[e] = count > HOT_FACTOR * mean ? hot[e] + 1 : 0;
-        cold[e] = count < COLD_SHARE * mean ? cold[e] + 1 : 0;
-        n_dead += dead[e] >= layer->options->window;
-        n_hot += hot[e] >= layer->options->hold;
-        n_cold += cold[e] >= layer->options->hold;
-        results->dead_age[first + e] = (double)dead[e];
-        results->hot_age[first + e] = (double)hot[e];
-        results->cold_age[first + e] = (double)cold[e];
-    }
-    put(layer, TM_EXPERT_dead, (double)n_dead);
-    put(layer, TM_EXPERT_hot, (double)n_hot);
-    put(layer, TM_EXPERT_cold, (double)n_cold);
+    put(layer, TM_EXPERT_dead,
+        kernels->at_most(state->dead + first, results->dead_age + first, counts, experts, DEAD_SHARE * mean,
+                         window));
+    put(layer, TM_EXPERT_hot,
+        kernels->above(state->hot + first, results->hot_age + first, counts, experts, HOT_FACTOR * mean,
+                       enough));
+    put(layer, TM_EXPERT_cold,
+        kernels->below(state->cold + first, results->cold_age + first, counts, experts, COLD_SHARE * mean,
+                       enough));
+    state->steps[layer->index]++;
 }
 
 /* ---- all layers ---- */
 
-static tm_status check_counts(const double *counts, const tm_expert_options *options, tm_error *error) {
-    for (int64_t i = 0; i < options->layers * options->experts; i++) {
-        if (!(counts[i] >= 0 && counts[i] < COUNT_LIMIT)) { /* NaN too */
+/* values: [layers][rows][experts]; rows is 0 where the name has no such index. */
+static tm_status check_counts(const tm_moe_kernels *kernels, const double *values, int64_t layers,
+                              int64_t rows, int64_t experts, tm_error *error) {
+    const int64_t n = layers * (rows > 0 ? rows : 1) * experts;
+    if (kernels->bad(values, (size_t)n, COUNT_LIMIT) == 0) {
+        return TM_OK;
+    }
+    int64_t i = 0;
+    while (values[i] >= 0 && values[i] < COUNT_LIMIT) { /* ends at NaN too */
+        i++;
+    }
+    const long long expert = (long long)(i % experts), row = (long long)(i / experts);
+    if (rows > 0) {
+        return tm_fail(error, TM_ERR_VALUE,
+                       "counts[%lld, %lld, %lld] is %g: a count must be from 0 to below 2^53",
+                       row / (long long)rows, row % (long long)rows, expert, values[i]);
+    }
+    return tm_fail(error, TM_ERR_VALUE, "counts[%lld, %lld] is %g: a count must be from 0 to below 2^53", row,
+                   expert, values[i]);
+}
+
+static tm_status check_dropped(const tm_moe_kernels *kernels, const double *counts,
+                               const tm_expert_options *options, tm_error *error) {
+    for (int64_t l = 0; options->dropped != NULL && l < options->layers; l++) {
+        const double dropped = options->dropped[l];
+        const double total = kernels->sum(counts + l * options->experts, (size_t)options->experts);
+        if (!(dropped >= 0 && dropped <= total)) {
             return tm_fail(error, TM_ERR_VALUE,
-                           "counts[%lld, %lld] is %g: a count must be from 0 to below 2^53",
-                           (long long)(i / options->experts), (long long)(i % options->experts), counts[i]);
+                           "dropped[%lld] is %g: it must be from 0 to the layer's %g assignments",
+                           (long long)l, dropped, total);
+        }
+    }
+    return TM_OK;
+}
+
+/* A row of the ring is found by the number of steps. */
+static tm_status check_state(const tm_expert_state *state, int64_t layers, tm_error *error) {
+    for (int64_t l = 0; l < layers; l++) {
+        if (state->steps[l] < 0 || state->steps[l] >= INT64_C(1) << 53) {
+            return tm_fail(error, TM_ERR_VALUE, "state.steps[%lld] is %lld: no number of steps", (long long)l,
+                           (long long)state->steps[l]);
         }
     }
     return TM_OK;
@@ -276,8 +239,12 @@ static tm_status check_placement(const tm_expert_options *options, tm_error *err
 }
 
 static tm_status check_options(const tm_expert_options *options, tm_error *error) {
-    if (options->layers < 0 || options->experts < 1 || options->window < 1 || options->hold < 1) {
-        return tm_fail(error, TM_ERR_VALUE, "experts, window and hold must be 1 or more");
+    if (options->layers < 0 || options->window < 1 || options->hold < 1) {
+        return tm_fail(error, TM_ERR_VALUE, "window and hold must be 1 or more");
+    }
+    if (options->experts < 1 || options->experts > TM_MAX_EXPERTS) {
+        return tm_fail(error, TM_ERR_VALUE, "the number of experts must be from 1 to %d, not %lld",
+                       TM_MAX_EXPERTS, (long long)options->experts);
     }
     if (options->capacity_factor <= 0 || isinf(options->capacity_factor)) {
         return tm_fail(error, TM_ERR_VALUE, "capacity_factor must be positive and finite, not %g",
@@ -292,45 +259,80 @@ static void fill_nan(double *values, int64_t n) {
     }
 }
 
+/* A layer without assignments: its metrics are NaN already. */
+static void null_layer(const layer_counts *layer, const tm_expert_results *results) {
+    const int64_t experts = (int64_t)layer->experts, first = layer->index * experts;
+    const int64_t ranks = layer->options->ranks;
+    fill_nan(results->dead_age + first, experts);
+    fill_nan(results->hot_age + first, experts);
+    fill_nan(results->cold_age + first, experts);
+    if (ranks > 0) {
+        fill_nan(results->rank_load + layer->index * ranks, ranks);
+    }
+}
+
+/* Rows of the ring lie far apart and were written a window ago: asked for while the layer before is at work.
+ */
+static void prefetch_row(layer_counts layer, const tm_expert_state *state) {
+    if (++layer.index < layer.options->layers) {
+        const char *row = (const char *)ring_row(&layer, state);
+        for (size_t offset = 0; offset < layer.experts * sizeof(double); offset += 64) {
+            __builtin_prefetch(row + offset, 1);
+        }
+    }
+}
+
+static void one_layer(layer_counts *layer, const tm_expert_state *state, const tm_expert_results *results) {
+    const layer_memory *memory = layer->memory;
+    prefetch_row(*layer, state);
+    layer->kernels->sort(memory->sorted, layer->counts, layer->experts, memory->keys, memory->spare);
+    layer->total = layer->kernels->sum(memory->sorted, layer->experts);
+    if (layer->total == 0) {
+        null_layer(layer, results);
+        return;
+    }
+    spread_metrics(layer);
+    drop_metrics(layer);
+    rank_metrics(layer, results->rank_load + layer->index * layer->options->ranks);
+    advance(layer, state, results);
+}
+
 tm_status tm_expert_metrics(const double *counts, const tm_expert_options *options,
                             const tm_expert_state *state, const tm_expert_results *results, tm_error *error) {
-    int64_t layers = options->layers, experts = options->experts;
-    tm_status status = check_options(options, error);
-    if (status != TM_OK || (status = check_counts(counts, options, error)) != TM_OK) {
+    const int64_t layers = options->layers, experts = options->experts;
+    const tm_table *table;
+    tm_status status = tm_table_require(&table, error);
+    if (status != TM_OK || (status = check_options(options, error)) != TM_OK) {
         return status;
     }
-    uint64_t *memory = tm_allocate((size_t)experts * 3, sizeof *memory);
-    if (memory == NULL) {
+    const tm_moe_kernels *kernels = table->moe;
+    if (options->group_counts != NULL) {
+        status = check_counts(kernels, options->group_counts, layers, options->groups, experts, error);
+    }
+    if (status != TM_OK || (status = check_counts(kernels, counts, layers, 0, experts, error)) != TM_OK ||
+        (status = check_dropped(kernels, counts, options, error)) != TM_OK ||
+        (status = check_state(state, layers, error)) != TM_OK) {
+        return status;
+    }
+    double *room = tm_allocate((size_t)experts * 4, sizeof *room);
+    if (room == NULL) {
         return tm_fail(error, TM_ERR_MEMORY, "no memory to sort %lld counts", (long long)experts);
     }
-    double *sorted = (double *)(memory + 2 * experts);
+    const layer_memory memory = {.sorted = room,
+                                 .share = room + experts,
+                                 .keys = (uint64_t *)(room + 2 * experts),
+                                 .spare = (uint64_t *)(room + 3 * experts)};
     fill_nan(results->metric, TM_EXPERT_METRIC_COUNT * layers);
     for (int64_t l = 0; l < layers; l++) {
-        layer_counts layer = {.options = options,
+        layer_counts layer = {.kernels = kernels,
+                              .options = options,
+                              .memory = &memory,
                               .index = l,
-                              .experts = experts,
+                              .experts = (size_t)experts,
                               .counts = counts + l * experts,
                               .metric = results->metric + l};
-        double *rank_load = results->rank_load != NULL ? results->rank_load + l * options->ranks : NULL;
-        sort_counts(sorted, layer.counts, experts, memory, memory + experts);
-        layer.total = sum_of(sorted, experts);
-        if (layer.total == 0) {
-            fill_nan(results->dead_age + l * experts, experts);
-            fill_nan(results->hot_age + l * experts, experts);
-            fill_nan(results->cold_age + l * experts, experts);
-            if (rank_load != NULL) {
-                fill_nan(rank_load, options->ranks);
-            }
-            continue;
-        }
-        spread_metrics(&layer, sorted);
-        drop_metrics(&layer, sorted);
-        rank_metrics(&layer, rank_load);
-        advance_pools(&layer, state);
-        advance_churn(&layer, state);
-        advance_ages(&layer, state, results);
-        state->steps[l]++;
+        one_layer(&layer, state, results);
     }
-    free(memory);
+    free(room);
     return TM_OK;
 }

@@ -34,6 +34,7 @@ TM_NODISCARD tm_status tm_common_assignments(const tm_view *before, const tm_vie
     X(load_cv)                                                                                               \
     X(load_jain)                                                                                             \
     X(load_gini)                                                                                             \
+    X(drop_rate)                                                                                             \
     X(drop_forecast)                                                                                         \
     X(drop_forecast_mf)                                                                                      \
     X(dead)                                                                                                  \
@@ -55,7 +56,7 @@ typedef struct tm_expert_state {
     double *total, *pooled; /* [layers][experts] counts since the start, and of the last `window` steps */
     double *ring;  /* [layers][window][experts] the counts of those steps, step s in row s % window */
     double *share; /* [layers][experts] p of the last step */
-    int64_t *dead, *hot, *cold; /* [layers][experts] steps in a row so far */
+    double *dead, *hot, *cold; /* [layers][experts] steps in a row so far */
 } tm_expert_state;
 
 typedef struct tm_expert_options {
@@ -63,7 +64,12 @@ typedef struct tm_expert_options {
     int64_t window;         /* steps of the pool, and steps until an expert is dead; >= 1 */
     int64_t hold;           /* steps until an expert is hot or cold; >= 1 */
     double capacity_factor; /* NaN: no drop forecast */
-    int64_t ranks;          /* of expert parallelism; 0: none */
+    /* [layers][groups][experts], groups >= 1: the counts of which `counts` are the sums, where each group has
+     * a capacity of its own. NULL: one group. */
+    const double *group_counts;
+    int64_t groups;
+    const double *dropped; /* [layers] assignments that found no room, of those in `counts`; or NULL */
+    int64_t ranks;         /* of expert parallelism; 0: none */
     /* [placement_layers][experts][replicas]: the ranks that hold an expert, -1 for none; placement_layers is
      * 1 (the same for all layers) or layers. NULL: `experts / ranks` experts a rank, in order. */
     const int64_t *placement;
@@ -74,12 +80,13 @@ typedef struct tm_expert_options {
 typedef struct tm_expert_results {
     double *metric;                        /* [TM_EXPERT_METRIC_COUNT][layers] */
     double *dead_age, *hot_age, *cold_age; /* [layers][experts] */
-    double *rank_load;                     /* [layers][ranks]; NULL if ranks is 0 */
+    double *rank_load;                     /* [layers][ranks]; not written if ranks is 0 */
 } tm_expert_results;
 
 /* The metrics of one step's counts [layers][experts], and one step of the state. A layer whose counts are all
  * zero is null in every number and keeps its state. Counts are from 0 up to but not 2^53, whole or not; the
- * pool is exact for whole ones. Bad counts and placements are refused before anything is written. Symmetric
+ * pool is exact for whole ones. Bad counts,
+ * placements and states are refused before anything is written. Symmetric
  * sums run over the sorted counts: the order of the experts changes no bit of them. */
 TM_NODISCARD tm_status tm_expert_metrics(const double *counts, const tm_expert_options *options,
                                          const tm_expert_state *state, const tm_expert_results *results,

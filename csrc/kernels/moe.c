@@ -2,6 +2,8 @@
  * any of them is outside. Nearly always none is, and each id is an index as it stands: one load and one
  * increment, scalar in every tier, bound by one store a cycle. A block with outsiders turns its ids into
  * slots one by one. */
+#include "moe_layer.h"
+#include "moe_sort.h"
 #include "tm_lanes.h"
 
 #define TM_MOE_BLOCK 128 /* ids; 64 costs 3 %, 256 gains nothing */
@@ -100,4 +102,16 @@ const tm_moe_kernels TM_TIERED(tm_moe_kernels_) = {
               [TM_MOE_4] = {TM_MOE_IDS(TM_MOE_ROW_4)},
               [TM_MOE_1] = {TM_MOE_IDS(TM_MOE_ROW_1)}},
     .slots = {TM_MOE_IDS(TM_MOE_ROW_SLOTS)},
+    .sort = layer_sort,
+    .sum = layer_sum,
+    .max = layer_max,
+    .sum_above = layer_sum_above,
+    .bad = layer_bad,
+    .entropy = layer_entropy,
+    .spread = layer_spread,
+    .pool = layer_pool,
+    .churn = layer_churn,
+    .at_most = layer_at_most,
+    .above = layer_above,
+    .below = layer_below,
 };

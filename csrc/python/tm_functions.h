@@ -14,7 +14,7 @@
     X(exponent_histogram, "(tensors, per_tensor, threads, /)")                                               \
     X(cast_losses, "(tensors, formats, scale, per_tensor, threads, /)")                                      \
     X(expert_load, "(indices, num_experts, per_tensor, threads, /)")                                         \
-    X(expert_metrics, "(counts, options, placement, state, /)")                                              \
+    X(expert_metrics, "(counts, options, placement, groups, dropped, state, /)")                             \
     X(common_assignments, "(before, after, k, num_experts, /)")                                              \
     X(diff_norm, "(tensors, previous, update, per_tensor, threads, /)")                                      \
     X(fingerprint, "(tensors, pieces, bits, threads, /)")                                                    \

@@ -107,6 +107,32 @@ static int read_placement(PyObject *object, tm_expert_options *options) {
     return 0;
 }
 
+/* float64 [layers, groups, experts], or None; float64 [layers], or None. */
+static int read_groups(PyObject *groups, PyObject *dropped, tm_expert_options *options) {
+    int64_t shape[3];
+    void *data;
+    if (groups != Py_None) {
+        if (tm_numpy_read(groups, "group counts", TM_F64, 3, 0, &data, shape) < 0)
+            return -1;
+        if (shape[0] != options->layers || shape[1] < 1 || shape[2] != options->experts) {
+            PyErr_SetString(PyExc_ValueError, "group counts do not have the layers and experts of counts");
+            return -1;
+        }
+        options->group_counts = data;
+        options->groups = shape[1];
+    }
+    if (dropped != Py_None) {
+        if (tm_numpy_read(dropped, "dropped", TM_F64, 1, 0, &data, shape) < 0)
+            return -1;
+        if (shape[0] != options->layers) {
+            PyErr_SetString(PyExc_ValueError, "dropped does not have the layers of counts");
+            return -1;
+        }
+        options->dropped = data;
+    }
+    return 0;
+}
+
 /* The state's arrays, in the order of tm_expert_state; sizes are those of the counts and the window. */
 static int read_state(PyObject *object, const tm_expert_options *options, tm_expert_state *state) {
     static const struct {
@@ -114,8 +140,8 @@ static int read_state(PyObject *object, const tm_expert_options *options, tm_exp
         tm_dtype dtype;
         int ndim;
     } parts[] = {{"steps", TM_I64, 1},   {"total", TM_F64, 2},   {"pooled", TM_F64, 2},
-                 {"ring", TM_F64, 3},    {"share", TM_F64, 2},   {"dead_age", TM_I64, 2},
-                 {"hot_age", TM_I64, 2}, {"cold_age", TM_I64, 2}};
+                 {"ring", TM_F64, 3},    {"share", TM_F64, 2},   {"dead_age", TM_F64, 2},
+                 {"hot_age", TM_F64, 2}, {"cold_age", TM_F64, 2}};
     enum { PARTS = sizeof parts / sizeof *parts };
     void *data[PARTS];
     if (!PyTuple_Check(object) || PyTuple_GET_SIZE(object) != PARTS) {
@@ -140,46 +166,50 @@ static int read_state(PyObject *object, const tm_expert_options *options, tm_exp
 }
 
 PyObject *tm_py_expert_metrics(PyObject *module, PyObject *const *args, Py_ssize_t count) {
-    PyObject *result = NULL, *arrays[5] = {NULL};
+    PyObject *result = NULL, *metric = NULL, *rank_load = NULL;
     tm_expert_options options = {0};
     tm_expert_state state;
     tm_error error;
-    void *counts, *data[5] = {NULL};
-    int64_t shape[2];
+    void *data, *metric_data, *rank_data;
+    int64_t shape[3];
     (void)module;
-    if (tm_arguments_count("expert_metrics", count, 4) < 0 ||
-        tm_numpy_read(args[0], "counts", TM_F64, 2, 0, &counts, shape) < 0 ||
+    /* counts in place 0 of the first axis; the ages of dead, hot and cold experts come into those behind */
+    if (tm_arguments_count("expert_metrics", count, 6) < 0 ||
+        tm_numpy_read(args[0], "counts", TM_F64, 3, 1, &data, shape) < 0 ||
         read_options(args[1], &options) < 0)
         return NULL;
-    options.layers = shape[0];
-    options.experts = shape[1];
-    if (read_placement(args[2], &options) < 0 || read_state(args[3], &options, &state) < 0)
+    if (shape[0] != 4) {
+        PyErr_SetString(PyExc_ValueError, "counts must have four places: theirs and those of three ages");
         return NULL;
-    const int64_t shapes[5][2] = {{TM_EXPERT_METRIC_COUNT, options.layers},
-                                  {options.layers, options.experts},
-                                  {options.layers, options.experts},
-                                  {options.layers, options.experts},
-                                  {options.layers, options.ranks > 0 ? options.ranks : 0}};
-    for (int i = 0; i < 5; i++) {
-        arrays[i] = tm_numpy_new(TM_F64, 2, shapes[i], &data[i]);
-        if (arrays[i] == NULL)
-            goto done;
     }
-    const tm_expert_results results = {.metric = data[0],
-                                       .dead_age = data[1],
-                                       .hot_age = data[2],
-                                       .cold_age = data[3],
-                                       .rank_load = options.ranks > 0 ? data[4] : NULL};
-    PyThreadState *thread = tm_drop_gil((size_t)(options.layers * options.experts) * sizeof(double));
+    options.layers = shape[1];
+    options.experts = shape[2];
+    if (read_placement(args[2], &options) < 0 || read_groups(args[3], args[4], &options) < 0 ||
+        read_state(args[5], &options, &state) < 0)
+        return NULL;
+    const int64_t metric_shape[2] = {TM_EXPERT_METRIC_COUNT, options.layers};
+    const int64_t rank_shape[2] = {options.layers, options.ranks > 0 ? options.ranks : 0};
+    metric = tm_numpy_new(TM_F64, 2, metric_shape, &metric_data);
+    rank_load = tm_numpy_new(TM_F64, 2, rank_shape, &rank_data);
+    if (metric == NULL || rank_load == NULL)
+        goto done;
+    double *counts = data;
+    const int64_t numbers = options.layers * options.experts;
+    const tm_expert_results results = {.metric = metric_data,
+                                       .dead_age = counts + numbers,
+                                       .hot_age = counts + 2 * numbers,
+                                       .cold_age = counts + 3 * numbers,
+                                       .rank_load = rank_data};
+    PyThreadState *thread = tm_drop_gil((size_t)(numbers * (1 + options.groups)) * sizeof(double));
     const tm_status status = tm_expert_metrics(counts, &options, &state, &results, &error);
     tm_take_gil(thread);
     if (status != TM_OK)
         tm_raise_status(status, &error);
     else
-        result = PyTuple_Pack(5, arrays[0], arrays[1], arrays[2], arrays[3], arrays[4]);
+        result = PyTuple_Pack(2, metric, rank_load);
 done:
-    for (int i = 0; i < 5; i++)
-        Py_XDECREF(arrays[i]);
+    Py_XDECREF(metric);
+    Py_XDECREF(rank_load);
     return result;
 }
 

@@ -5,6 +5,7 @@
 
 #include "../core/tm_memory.h"
 #include "../core/tm_moe.h"
+#include "../core/tm_table.h"
 #include "../kernels/tm_moe_kernels.h"
 
 #include <math.h>
@@ -160,7 +161,8 @@ static void check_common(void) {
 enum { LAYERS = 3, EXPERTS = 40, WINDOW = 4, RANKS = 5 };
 
 typedef struct layer_memory {
-    int64_t steps[LAYERS], dead[LAYERS * EXPERTS], hot[LAYERS * EXPERTS], cold[LAYERS * EXPERTS];
+    int64_t steps[LAYERS];
+    double dead[LAYERS * EXPERTS], hot[LAYERS * EXPERTS], cold[LAYERS * EXPERTS];
     double total[LAYERS * EXPERTS], pooled[LAYERS * EXPERTS], share[LAYERS * EXPERTS];
     double ring[LAYERS * WINDOW * EXPERTS];
 } layer_memory;
@@ -171,13 +173,21 @@ typedef struct step_numbers {
     double rank_load[LAYERS * RANKS];
 } step_numbers;
 
-static tm_status step(layer_memory *memory, const double *counts, step_numbers *out, tm_error *error) {
+static const double groups_of_last[LAYERS * 2 * EXPERTS] = {
+    [0] = 7, [1] = 1, [EXPERTS] = 0, [EXPERTS + 1] = 5};
+
+/* dropped, groups: NULL for none */
+static tm_status step(layer_memory *memory, const double *counts, const double *dropped, const double *groups,
+                      step_numbers *out, tm_error *error) {
     tm_expert_options options = {.layers = LAYERS,
                                  .experts = EXPERTS,
                                  .window = WINDOW,
                                  .hold = 2,
                                  .capacity_factor = 1.25,
-                                 .ranks = RANKS};
+                                 .ranks = RANKS,
+                                 .dropped = dropped,
+                                 .group_counts = groups,
+                                 .groups = groups != NULL ? 2 : 0};
     tm_expert_state state = {memory->steps, memory->total, memory->pooled, memory->ring,
                              memory->share, memory->dead,  memory->hot,    memory->cold};
     tm_expert_results results = {out->metric[0], out->dead_age, out->hot_age, out->cold_age, out->rank_load};
@@ -193,11 +203,10 @@ static double max_vio(const double *counts) {
     return max / (total / EXPERTS) - 1;
 }
 
-/* Whole counts and no transcendental function: the same bits on every machine. */
+/* All but the exponential of the C library: the same bits on every machine. */
 static void digest_numbers(uint64_t *digest, const step_numbers *numbers) {
     for (int m = 0; m < TM_EXPERT_METRIC_COUNT; m++) {
-        if (m != TM_EXPERT_load_entropy && m != TM_EXPERT_load_entropy_norm &&
-            m != TM_EXPERT_experts_effective) {
+        if (m != TM_EXPERT_experts_effective) {
             digest_doubles(digest, numbers->metric[m], LAYERS);
         }
     }
@@ -205,11 +214,68 @@ static void digest_numbers(uint64_t *digest, const step_numbers *numbers) {
     digest_doubles(digest, numbers->rank_load, LAYERS * RANKS);
 }
 
-static void check_metrics(void) {
+/* Two groups of 8 and 5 assignments, with room for ceil(1.25 * 8 / 40) = 1 and 1 an expert. */
+static void check_groups(layer_memory *memory) {
+    static step_numbers numbers;
+    double counts[LAYERS * EXPERTS] = {7, 6};
+    tm_error error = {""};
+    CHECK(step(memory, counts, NULL, groups_of_last, &numbers, &error) == TM_OK, "%s", error.text);
+    const double forecast = numbers.metric[TM_EXPERT_drop_forecast][0];
+    CHECK(fabs(forecast - (6 + 0 + 4) / 13.0) < 1e-15, "%g", forecast);
+    CHECK(isnan(numbers.metric[TM_EXPERT_drop_rate][0]), "nothing was measured");
+    CHECK(isnan(numbers.metric[TM_EXPERT_drop_forecast][1]), "an empty layer");
+}
+
+/* Whole and broken counts whose order shows in one number, around the border of the two sorts. */
+static void check_sort(void) {
+    enum { MOST = 300 };
+    static double counts[MOST], sorted[MOST];
+    static uint64_t keys[MOST], spare[MOST];
+    const tm_moe_kernels *kernels = tm_table_get()->moe;
+    for (int n = 1; n <= MOST; n += n < 40 ? 1 : 37) {
+        for (int kind = 0; kind < 5; kind++) {
+            for (int i = 0; i < n; i++) {
+                const double random = (double)(next_random() >> 12); /* below 2^52 */
+                counts[i] = kind == 0   ? fmod(random, 100)
+                            : kind == 1 ? random
+                            : kind == 2 ? random * 0x1p-40
+                            : kind == 3 ? 9007199254740991.0 - fmod(random, 5)
+                                        : 0.0 * (i % 2 == 0 ? 1 : -1);
+            }
+            kernels->sort(sorted, counts, (size_t)n, keys, spare);
+            double sum = 0;
+            for (int i = 0; i < n; i++) {
+                int same = 0, below = 0;
+                for (int j = 0; j < n; j++) {
+                    same += counts[j] == sorted[i];
+                    below += counts[j] < sorted[i];
+                }
+                CHECK(below <= i && i < below + same && !signbit(sorted[i]), "kind %d, n %d, %d: %g", kind, n,
+                      i, sorted[i]);
+                sum += sorted[i] / n;
+            }
+            CHECK(fabs(kernels->sum(sorted, (size_t)n) / n - sum) <= 1e-12 * sum, "kind %d, n %d", kind, n);
+        }
+    }
+}
+
+/* The logarithm against the C library's. */
+static void check_log(void) {
+    for (int i = 0; i < 3000; i++) {
+        const double x = ldexp(1 + (double)(next_random() >> 12) * 0x1p-52, i % 500 - 400);
+        CHECK(fabs(tm_moe_log(x) - log(x)) <= 4e-16 * fabs(log(x)) + 2e-16, "%a: %a", x, tm_moe_log(x));
+    }
+    CHECK(tm_moe_log(1) == 0 && 0 * tm_moe_log(0) == 0 && fabs(1e-310 * tm_moe_log(1e-310)) < 1e-300, "ends");
+}
+
+static void check_metrics(const char *tier) {
     static layer_memory memory, kept;
     static step_numbers numbers;
-    double history[12][LAYERS * EXPERTS], pool[EXPERTS];
-    uint64_t digest = DIGEST_START, random = 12345;
+/* All but the exponential of the C library: the same bits on every machine. */
+static void digest_numbers(uint64_t *digest, const step_numbers *numbers) {
+    for (int m = 0; m < TM_EXPERT_METRIC_COUNT; m++) {
+        if (m != TM_EXPERT_experts_effective) {
+            digest_doubles(digest, numbers->metric[m], LAYERS);
     tm_error error = {""};
     memset(&memory, 0, sizeof memory);
     for (int s = 0; s < 12; s++) {
@@ -217,8 +283,11 @@ static void check_metrics(void) {
             random = random * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
             history[s][i] = i / EXPERTS == 1 && s == 5 ? 0 : (double)(random >> 60) * (double)(i % 7);
         }
-        CHECK(step(&memory, history[s], &numbers, &error) == TM_OK, "%s", error.text);
-        digest_numbers(&digest, &numbers);
+/* All but the exponential of the C library: the same bits on every machine. */
+static void digest_numbers(uint64_t *digest, const step_numbers *numbers) {
+    for (int m = 0; m < TM_EXPERT_METRIC_COUNT; m++) {
+        if (m != TM_EXPERT_experts_effective) {
+            digest_doubles(digest, numbers->metric[m], LAYERS);
         CHECK(fabs(numbers.metric[TM_EXPERT_max_vio][0] - max_vio(history[s])) < 1e-12, "step %d", s);
         memset(pool, 0, sizeof pool);
         for (int back = 0; back < WINDOW && back <= s; back++) {
@@ -231,18 +300,29 @@ static void check_metrics(void) {
         CHECK(isnan(numbers.metric[TM_EXPERT_churn][1]) == (s == 0 || s == 5), "step %d", s);
     }
     CHECK(memory.steps[0] == 12 && memory.steps[1] == 11, "steps");
-    check_digest("expert_metrics", digest, UINT64_C(0x272a4076486af9c4));
+/* All but the exponential of the C library: the same bits on every machine. */
+static void digest_numbers(uint64_t *digest, const step_numbers *numbers) {
+    for (int m = 0; m < TM_EXPERT_METRIC_COUNT; m++) {
+        if (m != TM_EXPERT_experts_effective) {
+            digest_doubles(digest, numbers->metric[m], LAYERS);
 
     kept = memory;
     history[0][EXPERTS + 3] = -1;
-    CHECK(step(&memory, history[0], &numbers, &error) == TM_ERR_VALUE, "a negative count");
+    CHECK(step(&memory, history[0], NULL, NULL, &numbers, &error) == TM_ERR_VALUE, "a negative count");
     history[0][EXPERTS + 3] = NAN;
-    CHECK(step(&memory, history[0], &numbers, &error) == TM_ERR_VALUE, "a NaN");
+    CHECK(step(&memory, history[0], NULL, NULL, &numbers, &error) == TM_ERR_VALUE, "a NaN");
+    CHECK(step(&memory, history[1], NULL, history[0], &numbers, &error) == TM_ERR_VALUE, "a group's NaN");
+    dropped[2] = 1e9;
+    CHECK(step(&memory, history[1], dropped, NULL, &numbers, &error) == TM_ERR_VALUE, "too many drops");
+    memory.steps[1] = -1;
+    CHECK(step(&memory, history[1], NULL, NULL, &numbers, &error) == TM_ERR_VALUE, "a negative step");
+    memory.steps[1] = kept.steps[1];
     allocations_left = 0;
     tm_memory_set_allocator(failing);
-    CHECK(step(&memory, history[1], &numbers, &error) == TM_ERR_MEMORY, "no memory");
+    CHECK(step(&memory, history[1], NULL, NULL, &numbers, &error) == TM_ERR_MEMORY, "no memory");
     tm_memory_set_allocator(NULL);
     CHECK(memcmp(&kept, &memory, sizeof memory) == 0, "a refused step leaves the state alone");
+    check_groups(&memory);
 }
 
 static void check_bits(const test_lists *lists) {
@@ -280,12 +360,14 @@ void test_moe(void) {
         }
         check_bits(&lists);
         check_common();
+        check_metrics(tier_name(tier));
+        check_sort();
+        check_log();
     }
     tm_dispatch_init(NULL);
     check_allocations(&lists);
     tm_dispatch_set_worker_bytes((size_t)16 << 20);
     check_refusals();
-    check_metrics();
 done:
     free(lists.expected);
     free(lists.counts);

@@ -80,7 +80,7 @@ CALLS: dict[str, Call] = {
     "cpu_info": Call(lambda tensors: (), any_tensors=False),
     "csv_rows": Call(_table, any_tensors=False),
     "expert_load": Call(lambda tensors: (list(_IDS), 8, True), any_tensors=False),
-    "expert_metrics": Call(lambda tensors: (np.arange(8).reshape(2, 4), 1.25, 2), any_tensors=False),
+    "expert_metrics": Call(lambda tensors: (np.arange(16).reshape(2, 2, 4), 1.25, 2), any_tensors=False),
     "expert_migration": Call(lambda tensors: (_IDS[0], _IDS[1]), any_tensors=False),
     "exponent_histogram": Call(lambda tensors: (tensors, True)),
     "diff_norm": Call(

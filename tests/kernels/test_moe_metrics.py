@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.twins.moe import LayerTwin, drop_twin, max_vio, rank_loads, shape_twin
+from tests.twins.moe import LayerTwin, drop_twin, group_drop_twin, max_vio, rank_loads, shape_twin
 from trainmon.ops import (
     ExpertMetrics,
     ExpertState,
@@ -52,7 +52,7 @@ def layer_counts(max_experts: int = 80) -> st.SearchStrategy[np.ndarray[Any, Any
 
 
 def test_check_values() -> None:
-    metrics, _ = expert_metrics([10, 0, 5, 5], capacity_factor=1.25, ep_size=2)
+    metrics, _ = expert_metrics([10, 0, 5, 5], capacity_factor=1.25, ep_size=2, dropped=2)
     expected = {
         "max_vio": 1,
         "max_vio_window": 1,
@@ -64,6 +64,7 @@ def test_check_values() -> None:
         "load_entropy_norm": 0.75,
         "experts_effective": 2.8284271247461903,
         "load_gini": 0.375,
+        "drop_rate": 0.1,
         "drop_forecast": 3 / 20,  # cap = ceil(1.25 * 20 / 4) = 7
         "drop_forecast_mf": 0.5 - 1.25 / 4,
         "ep_load_vio": 0,
@@ -82,7 +83,7 @@ def test_check_values() -> None:
 
 
 def test_one_expert() -> None:
-    metrics, _ = expert_metrics(np.array([[7], [3]]), capacity_factor=1.0, ep_size=1)
+    metrics, _ = expert_metrics(np.array([[7], [3]]), capacity_factor=1.0, ep_size=1, dropped=[0, 0])
     one = {"load_entropy_norm": 1, "experts_effective": 1, "load_jain": 1}
     for name in PER_LAYER:
         values = getattr(metrics, name).tolist()
@@ -90,7 +91,7 @@ def test_one_expert() -> None:
 
 
 def test_rows_have_their_names() -> None:
-    """The last of PER_LAYER's 17 names is the last row of the extension's result."""
+    """The last of PER_LAYER's 18 names is the last row of the extension's result."""
     assert PER_LAYER[0] == "max_vio"
     assert PER_LAYER[-1] == "churn"
     counts = np.array([[4.0, 0], [1, 1]])
@@ -194,6 +195,43 @@ def test_sorting(n: int, kind: str) -> None:
     assert metrics.load_cv[0] == pytest.approx(expected["load_cv"], rel=1e-9, abs=1e-12)
     assert metrics.load_gini[0] == pytest.approx(expected["load_gini"], abs=1e-9)
     assert metrics.max_vio[0] == pytest.approx(expected["max_vio"], rel=1e-12, abs=1e-12 * n)
+
+
+@EXACT_SETTINGS
+@given(data=st.data(), layers=st.integers(0, 3), groups=st.integers(1, 4), experts=st.integers(1, 20))
+def test_groups_twin(data: st.DataObject, layers: int, groups: int, experts: int) -> None:
+    """Each group has its own capacity; everything else is about the sum, which gives a lower bound."""
+    size = layers * groups * experts
+    flat = data.draw(st.lists(st.integers(0, 50), min_size=size, max_size=size))
+    counts = np.array(flat, np.int64).reshape(layers, groups, experts)
+    each, _ = expert_metrics(counts, 1.25)
+    pooled, _ = expert_metrics(counts.sum(axis=1), 1.25)
+    for field in fields(ExpertMetrics):
+        if field.name not in ("drop_forecast", "ep_load"):
+            assert getattr(each, field.name).tobytes() == getattr(pooled, field.name).tobytes(), field.name
+    for layer in range(layers):
+        assert near(each.drop_forecast[layer], group_drop_twin(counts[layer].astype(float), 1.25))
+    whole = counts * 4 * experts  # capacities without rounding
+    each, pooled = (expert_metrics(c, 1.25)[0] for c in (whole, whole.sum(axis=1)))
+    assert not np.any(pooled.drop_forecast > each.drop_forecast + TOLERANCE)
+
+
+def test_dropped() -> None:
+    metrics, _ = expert_metrics([[3, 1], [0, 0], [5, 5]], dropped=[1, 0, 10])
+    assert metrics.drop_rate[[0, 2]].tolist() == [0.25, 1]
+    assert math.isnan(metrics.drop_rate[1])
+    assert metrics.over_layers("drop_rate").max == 1
+    _, state = expert_metrics([[3, 1]])
+    before = copy.deepcopy(state)
+    for bad in (-1, 5, math.nan, [math.inf]):
+        with pytest.raises(ValueError, match=r"dropped\[0\] is .*: it must be from 0 to the layer's 4 assig"):
+            expert_metrics([3, 1], state=state, dropped=bad)
+    with pytest.raises(ValueError, match=r"dropped must have shape \[1\], not \(2,\)"):
+        expert_metrics([3, 1], state=state, dropped=[1, 2])
+    with pytest.raises(TypeError, match="dropped must be numbers, not bool"):
+        expert_metrics([3, 1], state=state, dropped=[True])
+    for name, array in before.arrays().items():
+        assert array.tobytes() == state.arrays()[name].tobytes()
 
 
 # ---- memory ----
@@ -366,6 +404,8 @@ def test_bad_counts_leave_the_state_alone(bad: float) -> None:
     before = copy.deepcopy(state)
     with pytest.raises(ValueError, match=r"counts\[1, 0\] is .*: a count must be from 0 to below 2\^53"):
         expert_metrics([[5.0, 6.0], [bad, 1]], state=state)
+    with pytest.raises(ValueError, match=r"counts\[1, 2, 0\] is .*: a count must be from 0 to below 2\^53"):
+        expert_metrics([[[5.0, 6.0]] * 3, [[1, 1], [1, 1], [bad, 1]]], state=state)
     for name, array in before.arrays().items():
         assert array.tobytes() == state.arrays()[name].tobytes()
 
@@ -398,7 +438,7 @@ def test_bad_options(options: dict[str, Any], message: str) -> None:
 
 
 def test_bad_shapes_and_types() -> None:
-    for shape in ((), (2, 3, 4), (3, 0)):
+    for shape in ((), (1, 2, 3, 4), (3, 0), (2, 0, 4), (2, 3, 0)):
         with pytest.raises(ValueError, match="counts must have shape"):
             expert_metrics(np.ones(shape))
     for counts in (["a"], [True, False], [1j]):
@@ -432,6 +472,15 @@ def test_state_arrays_that_cannot_be_written() -> None:
     state.total.flags.writeable = False
     with pytest.raises(TypeError, match="total must be a contiguous, writable float64 array"):
         expert_metrics([1, 2], state=state)
+
+
+@pytest.mark.parametrize("steps", [-1, -(2**63), 2**53])
+def test_state_with_impossible_steps(steps: int) -> None:
+    """The number of steps chooses a row of the ring."""
+    _, state = expert_metrics(np.ones((2, 3)))
+    state.steps[1] = steps
+    with pytest.raises(ValueError, match=r"state.steps\[1\] is -?\d+: no number of steps"):
+        expert_metrics(np.ones((2, 3)), state=state)
 
 
 def test_inputs_stay_and_references_return() -> None:
@@ -507,8 +556,12 @@ def test_over_layers_and_worst() -> None:
 def test_expert_migration() -> None:
     assert expert_migration([0, 0, 1, 1], [0, 1, 0, 1]) == 2
     assert expert_migration([[0, 1], [1, 0]], np.array([[0, 1], [0, 1]], np.int8)).tolist() == [0, 2]
-    with pytest.raises(ValueError, match="shape"):
-        expert_migration([0, 1], [0, 1, 2])
+    copies = np.array([[[0, 1], [2, -1], [3, 1]]])
+    assert expert_migration(copies, copies[:, :, ::-1]).tolist() == [0]
+    assert expert_migration(copies, [[[0, 2], [2, 2], [1, 3]]]).tolist() == [2]
+    for old, new in (([0, 1], [0, 1, 2]), (0, 0), (np.zeros((1, 1, 1, 1), int), np.zeros((1, 1, 1, 1), int))):
+        with pytest.raises(ValueError, match="shape"):
+            expert_migration(old, new)
     with pytest.raises(TypeError, match="new_map must hold integer ranks"):
         expert_migration([0, 1], [0.0, 1.0])
 

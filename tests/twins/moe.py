@@ -64,6 +64,15 @@ def drop_twin(counts: Floats, factor: float) -> dict[str, float]:
     }
 
 
+def group_drop_twin(groups: Floats, factor: float) -> float:
+    """groups: [groups, E], a capacity each; NaN without assignments."""
+    total = float(groups.sum())
+    over = sum(
+        drop_twin(counts, factor)["drop_forecast"] * counts.sum() for counts in groups if counts.sum() > 0
+    )
+    return float(over) / total if total > 0 else math.nan
+
+
 def rank_loads(counts: Floats, holders: list[list[int]], ranks: int) -> Floats:
     """holders: the ranks that have expert i; they share its load."""
     loads = np.zeros(ranks)

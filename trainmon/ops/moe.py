@@ -86,7 +86,8 @@ def expert_migration(old_map: npt.ArrayLike, new_map: npt.ArrayLike) -> Any:
     """The number of experts whose rank changed between two placements.
 
     Args:
-        old_map, new_map: the rank of each expert, integers of shape [E] or [layers, E].
+        old_map, new_map: the rank of each expert, integers of shape [E] or [layers, E]; with replicas
+            [layers, E, copies], -1 where there is no copy. The order of an expert's copies doesn't matter.
 
     Returns:
         An int64 number, or an array of shape [layers].
@@ -99,9 +100,13 @@ def expert_migration(old_map: npt.ArrayLike, new_map: npt.ArrayLike) -> Any:
     for name, ranks in (("old_map", old), ("new_map", new)):
         if ranks.dtype.kind not in "iu":
             raise TypeError(f"{name} must hold integer ranks, not {ranks.dtype}")
-    if old.shape != new.shape or old.ndim == 0:
-        raise ValueError(f"old_map has shape {old.shape} and new_map {new.shape}: both must be [..., E]")
-    return np.int64(0) + np.count_nonzero(old != new, axis=-1)
+    if old.shape != new.shape or old.ndim not in (1, 2, 3):
+        raise ValueError(
+            f"old_map has shape {old.shape} and new_map {new.shape}: both must be [E], [layers, E] or "
+            "[layers, E, copies]"
+        )
+    moved = np.any(np.sort(old) != np.sort(new), axis=-1) if old.ndim == 3 else old != new
+    return np.int64(0) + np.count_nonzero(moved, axis=-1)
 
 
 def bias_span(bias: npt.ArrayLike) -> Any:

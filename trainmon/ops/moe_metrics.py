@@ -27,9 +27,10 @@ class OverLayers(NamedTuple):
 class ExpertMetrics:
     """What one step's counts say, one element a layer: float64 arrays of shape [layers].
 
-    NaN is null: a layer without assignments, the drop forecasts without `capacity_factor`, `ep_load_vio`
-    without expert parallelism, `churn` at a layer's first step. With mu = C/E, p_i = c_i/C, C the sum of the
-    layer's counts, c_(i) ascending:
+    NaN is null: a layer without assignments, `drop_rate` without `dropped`, the drop forecasts without
+    `capacity_factor`, `ep_load_vio` without expert parallelism, `churn` at a layer's first step.
+
+    With mu = C/E, p_i = c_i/C, C the sum of the layer's counts, c_(i) ascending:
 
     Attributes:
         max_vio: max c / mu - 1 of this step, in [0, E - 1]; 0 for equal counts.
@@ -42,7 +43,9 @@ class ExpertMetrics:
         load_cv: population standard deviation of c / mu.
         load_jain: C^2 / (E sum c^2), in [1/E, 1].
         load_gini: 2 sum i c_(i) / (E C) - (E + 1)/E, in [0, 1 - 1/E].
-        drop_forecast: sum max(0, c_i - cap) / C with cap = ceil(capacity_factor * C / E).
+        drop_rate: dropped / C: measured drops.
+        drop_forecast: sum max(0, c_i - cap) / C with cap = ceil(capacity_factor * C / E); with counts of
+            several groups the sum runs over groups too, each with the cap of its own C.
         drop_forecast_mf: sum max(0, p_i - capacity_factor / E), which MindFormers prints as drop_rate.
         dead: number of experts with c_i <= mu/1000 for `window` steps in a row.
         hot, cold: number with c_i > 2 mu, c_i < mu/4, for `hold` steps in a row.
@@ -63,6 +66,7 @@ class ExpertMetrics:
     load_cv: Float64
     load_jain: Float64
     load_gini: Float64
+    drop_rate: Float64
     drop_forecast: Float64
     drop_forecast_mf: Float64
     dead: Float64
@@ -108,7 +112,7 @@ class ExpertMetrics:
 
 
 # The rows of the extension's result: TM_EXPERT_METRICS in csrc/core/tm_moe.h.
-PER_LAYER = tuple(field.name for field in fields(ExpertMetrics))[:17]
+PER_LAYER = tuple(field.name for field in fields(ExpertMetrics))[:18]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,7 +131,7 @@ class ExpertState:
         pooled: counts of the last `window` steps, float64 [layers, E].
         ring: each of them, step s in row s % window, float64 [layers, window, E].
         share: p of the layer's last step, float64 [layers, E].
-        dead_age, hot_age, cold_age: steps in a row so far, int64 [layers, E].
+        dead_age, hot_age, cold_age: steps in a row so far, float64 [layers, E].
     """
 
     steps: Int64
@@ -135,9 +139,9 @@ class ExpertState:
     pooled: Float64
     ring: Float64
     share: Float64
-    dead_age: Int64
-    hot_age: Int64
-    cold_age: Int64
+    dead_age: Float64
+    hot_age: Float64
+    cold_age: Float64
 
     @classmethod
     def new(cls, layers: int, num_experts: int, window: int = 100) -> ExpertState:
@@ -149,14 +153,26 @@ class ExpertState:
             pooled=np.zeros(flat),
             ring=np.zeros((layers, window, num_experts)),
             share=np.zeros(flat),
-            dead_age=np.zeros(flat, np.int64),
-            hot_age=np.zeros(flat, np.int64),
-            cold_age=np.zeros(flat, np.int64),
+            dead_age=np.zeros(flat),
+            hot_age=np.zeros(flat),
+            cold_age=np.zeros(flat),
+        )
+
+    def _arrays(self) -> tuple[Float64 | Int64, ...]:
+        return (
+            self.steps,
+            self.total,
+            self.pooled,
+            self.ring,
+            self.share,
+            self.dead_age,
+            self.hot_age,
+            self.cold_age,
         )
 
     def arrays(self) -> dict[str, npt.NDArray[np.float64] | npt.NDArray[np.int64]]:
         """The arrays by name, not copied."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        return {field.name: array for field, array in zip(fields(self), self._arrays(), strict=True)}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, npt.NDArray[np.generic]]) -> ExpertState:
@@ -198,13 +214,17 @@ def expert_metrics(
     window: int = 100,
     hold: int = 10,
     placement: npt.ArrayLike | None = None,
+    dropped: npt.ArrayLike | None = None,
 ) -> tuple[ExpertMetrics, ExpertState]:
     """The balance of one step's expert counts, all layers in one call.
 
     Args:
         counts: assignments per expert, shape [layers, E], or [E] for one layer; numbers from 0 to below
-            2^53, whole or not. Counts of the whole batch: pooled over ranks before the call. For the drop
-            forecast they are those of one capacity group; pooled counts give a lower bound.
+            2^53, whole or not. Counts of the whole batch: pooled over ranks before the call. Those of one
+            micro-batch, with a state of their own or none, give its `max_vio`. Shape [layers, groups, E]
+            keeps apart the groups that have a capacity each (a rank's micro-batch, as a rule): they count
+            for `drop_forecast`, to which pooled counts give a lower bound (but for the rounding of
+            capacities); all else is about their sum.
         capacity_factor: CF of the router; None: no drop forecasts.
         ep_size: ranks of expert parallelism; None: none, or with `placement` its largest rank + 1.
         state: what the last call returned; None begins anew. It is advanced in place.
@@ -213,6 +233,8 @@ def expert_metrics(
         placement: the rank of each expert, integers [E] or [layers, E]; with replicas [layers, E, copies],
             -1 where there is no copy: copies share their expert's load equally. None: E/ep_size experts a
             rank, in order.
+        dropped: measured drops of each layer, [layers], among the assignments in `counts`; one number for
+            one layer.
 
     Returns:
         (metrics, state). A layer without assignments is null in every number, and its state stays as it is.
@@ -224,38 +246,54 @@ def expert_metrics(
 
     Formulas: `ExpertMetrics`; sources in docs/kernels/moe.md.
     """
-    load = _counts(counts)
-    layers, experts = load.shape
+    block, groups = _counts(counts)
+    _, layers, experts = block.shape
     ranks, places = _placement(placement, ep_size, layers, experts)
     if window < 1 or hold < 1:
         raise ValueError(f"window and hold must be 1 or more, not {window} and {hold}")
     if state is None:
         state = ExpertState.new(layers, experts, window)
     state._check(layers, experts, window)
-    metric, dead_age, hot_age, cold_age, ep_load = _core.expert_metrics(
-        load, (window, hold, capacity_factor, ranks), places, tuple(state.arrays().values())
+    metric, ep_load = _core.expert_metrics(
+        block,
+        (window, hold, capacity_factor, ranks),
+        places,
+        groups,
+        _dropped(dropped, layers),
+        state._arrays(),
     )
-    return (
-        ExpertMetrics(
-            **dict(zip(PER_LAYER, metric, strict=True)),
-            load=load,
-            dead_age=dead_age,
-            hot_age=hot_age,
-            cold_age=cold_age,
-            ep_load=ep_load if ranks else None,
-        ),
-        state,
-    )
+    # in the order of the fields: one a row of each array
+    return ExpertMetrics(*metric, *block, ep_load=ep_load if ranks else None), state
 
 
-def _counts(counts: npt.ArrayLike) -> Float64:
-    """A float64 copy of shape [layers, E]."""
+def _counts(counts: npt.ArrayLike) -> tuple[Float64, Float64 | None]:
+    """float64 [4, layers, E] with the counts in front and room for three ages behind, in one piece because
+    memory of this size is then kept from call to call; and [layers, groups, E], if there are groups."""
     given = np.asarray(counts)
     if given.dtype.kind not in "iuf":
         raise TypeError(f"counts must be numbers, not {given.dtype}")
-    if given.ndim not in (1, 2) or given.shape[-1] == 0:
-        raise ValueError(f"counts must have shape [layers, E] or [E], not {given.shape}")
-    return np.array(given.reshape(-1, given.shape[-1]), np.float64, order="C")
+    if given.ndim not in (1, 2, 3) or given.shape[-1] == 0 or (given.ndim == 3 and given.shape[1] == 0):
+        raise ValueError(f"counts must have shape [layers, E], [E] or [layers, groups, E], not {given.shape}")
+    layers = given.shape[0] if given.ndim > 1 else 1
+    block = np.empty((4, layers, given.shape[-1]))
+    if given.ndim < 3:
+        block[0] = given
+        return block, None
+    groups = np.ascontiguousarray(given, np.float64)
+    with np.errstate(invalid="ignore", over="ignore"):  # refused later, with their place
+        np.sum(groups, axis=1, out=block[0])
+    return block, groups
+
+
+def _dropped(dropped: npt.ArrayLike | None, layers: int) -> Float64 | None:
+    if dropped is None:
+        return None
+    given = np.asarray(dropped)
+    if given.dtype.kind not in "iuf":
+        raise TypeError(f"dropped must be numbers, not {given.dtype}")
+    if given.shape != (layers,) and (given.shape, layers) != ((), 1):
+        raise ValueError(f"dropped must have shape [{layers}], not {given.shape}")
+    return np.ascontiguousarray(given.reshape(layers), np.float64)
 
 
 def _placement(
