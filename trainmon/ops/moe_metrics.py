@@ -262,8 +262,18 @@ def expert_metrics(
         _dropped(dropped, layers),
         state._arrays(),
     )
-    # in the order of the fields: one a row of each array
-    return ExpertMetrics(*metric, *block, ep_load=ep_load if ranks else None), state
+    load, dead_age, hot_age, cold_age = block
+    return (
+        ExpertMetrics(
+            **dict(zip(PER_LAYER, metric, strict=True)),
+            load=load,
+            dead_age=dead_age,
+            hot_age=hot_age,
+            cold_age=cold_age,
+            ep_load=ep_load if ranks else None,
+        ),
+        state,
+    )
 
 
 def _counts(counts: npt.ArrayLike) -> tuple[Float64, Float64 | None]:
