@@ -1,16 +1,13 @@
 /* diff_norm: two lists read side by side, block by block. */
 #include "tm_diff.h"
 
-#include "tm_layout.h"
 #include "tm_overlap.h"
+#include "tm_pair.h"
 #include "tm_rescue.h"
 #include "tm_work.h"
 
 #include <math.h>
 #include <string.h>
-
-/* Half a scratch of each list: with what is copied or counted a second time the first cache holds them. */
-#define TM_PAIR_BYTES (TM_SCRATCH_BYTES / 2)
 
 static void merge_diff(tm_record *left, const tm_record *right) {
     tm_diff_record *a = &left->diff;
@@ -31,50 +28,39 @@ typedef struct diff_call {
 } diff_call;
 
 /* A tensor and its previous. */
-typedef struct pair {
+typedef struct job {
     const tm_table *table;
     tm_dtype dtype;
-    int store; /* the tensor goes to `before` */
-    tm_layout now, before;
-} pair;
+    int store;    /* the tensor goes to its previous */
+    tm_pair pair; /* tensor, previous */
+} job;
 
-/* A block of both; the places are in the layouts or in the scratches. */
-typedef struct block {
-    const void *now, *before;
-    int64_t n;
-    _Alignas(64) char now_scratch[TM_PAIR_BYTES];
-    _Alignas(64) char before_scratch[TM_PAIR_BYTES];
-} block;
-
-static void take_block(const pair *p, int64_t start, int64_t rest, block *b) {
-    int64_t room = TM_PAIR_BYTES / (int64_t)p->now.item, step;
-    b->n = rest < room ? rest : room;
-    b->now = tm_layout_block(&p->now, start, b->n, b->now_scratch, &step);
-    b->before = tm_layout_block(&p->before, start, b->n, b->before_scratch, &step);
+static void take_block(const job *p, int64_t start, int64_t rest, tm_pair_block *b) {
+    tm_pair_take(&p->pair, start, rest, TM_PAIR_BYTES / (int64_t)p->pair.a.item, b);
 }
 
-static void store(const pair *p, int64_t start, int64_t count) {
+static void store(const job *p, int64_t start, int64_t count) {
     _Alignas(64) char scratch[TM_SCRATCH_BYTES];
     int64_t step;
     for (int64_t done = 0; done < count; done += step) {
-        const void *now = tm_layout_block(&p->now, start + done, count - done, scratch, &step);
-        tm_layout_store(&p->before, start + done, step, now);
+        const void *now = tm_layout_block(&p->pair.a, start + done, count - done, scratch, &step);
+        tm_layout_store(&p->pair.b, start + done, step, now);
     }
 }
 
 /* The norm kernels over the differences of a float64 chunk: for the rescue only. factor 0: the largest
  * magnitude, else the sum of squares of factor * difference. */
-static double read_differences(const pair *p, int64_t start, int64_t count, double factor) {
+static double read_differences(const job *p, int64_t start, int64_t count, double factor) {
     const tm_norm_kernels *norm = p->table->norm;
     int order = factor == 0 ? TM_KERNEL_NORM_INF : TM_KERNEL_NORM_2;
     double difference[TM_PAIR_BYTES / sizeof(double)];
     tm_norm_state state;
-    block b;
+    tm_pair_block b;
 
     memset(&state, 0, offsetof(tm_norm_state, bytes));
     for (int64_t done = 0; done < count; done += b.n) {
         take_block(p, start + done, count - done, &b);
-        const double *now = b.now, *before = b.before;
+        const double *now = b.a, *before = b.b;
         for (int64_t i = 0; i < b.n; i++) {
             difference[i] = now[i] - before[i];
         }
@@ -88,7 +74,7 @@ static double read_differences(const pair *p, int64_t start, int64_t count, doub
     return state.total;
 }
 
-static void rescue(const pair *p, int64_t start, int64_t count, tm_diff_record *record) {
+static void rescue(const job *p, int64_t start, int64_t count, tm_diff_record *record) {
     if (tm_needs_rescue(record->diff.value)) {
         double absmax = read_differences(p, start, count, 0);
         if (absmax > 0 && isfinite(absmax)) {
@@ -96,22 +82,22 @@ static void rescue(const pair *p, int64_t start, int64_t count, tm_diff_record *
             record->diff = (tm_scaled){read_differences(p, start, count, ldexp(1.0, -exponent)), exponent};
         }
     }
-    record->weight = tm_rescued_f64(p->table, &p->before, start, count, record->weight.value);
+    record->weight = tm_rescued_f64(p->table, &p->pair.b, start, count, record->weight.value);
 }
 
 /* One chunk. What is read again must not be overwritten before: a float64 chunk is stored when its sums are
  * final, other blocks while they are in the first cache. */
-static void read_chunk(const pair *p, int64_t start, int64_t count, tm_diff_record *record) {
+static void read_chunk(const job *p, int64_t start, int64_t count, tm_diff_record *record) {
     int store_late = p->dtype == TM_F64;
     tm_diff_state state;
-    block b;
+    tm_pair_block b;
 
     memset(&state, 0, sizeof state);
     for (int64_t done = 0; done < count; done += b.n) {
         take_block(p, start + done, count - done, &b);
-        p->table->diff->block[p->dtype](&state, b.now, b.before, (size_t)b.n, tm_byte_values(p->dtype));
+        p->table->diff->block[p->dtype](&state, b.a, b.b, (size_t)b.n, tm_byte_values(p->dtype));
         if (p->store && !store_late) {
-            tm_layout_store(&p->before, start + done, b.n, b.now);
+            tm_layout_store(&p->pair.b, start + done, b.n, b.a);
         }
     }
     p->table->diff->finish(&state);
@@ -128,12 +114,11 @@ static void read_chunk(const pair *p, int64_t start, int64_t count, tm_diff_reco
 static void read_diff(const void *context, size_t tensor, int64_t first, int64_t chunks, tm_record *record) {
     const diff_call *call = context;
     const tm_view *now = &call->views[tensor], *before = &call->previous[tensor];
-    pair p = {.table = call->table, .dtype = now->dtype, .store = call->update && !tm_same_view(now, before)};
+    job p = {.table = call->table, .dtype = now->dtype, .store = call->update && !tm_same_view(now, before)};
     tm_tree tree;
 
     record->diff = (tm_diff_record){{0, 0}, {0, 0}, 0, 0};
-    tm_layout_init(&p.now, now);
-    tm_layout_init(&p.before, before);
+    tm_pair_init(&p.pair, now, before);
     tm_tree_init(&tree, merge_diff);
     for (int64_t chunk = first; chunk < first + chunks; chunk++) {
         int64_t start = chunk * TM_CHUNK, rest = now->n - start;
@@ -165,34 +150,13 @@ static void take_diff(void *context, size_t tensor, const tm_record *record) {
     tm_tree_push(&call->total, record, (int64_t)tensor, 1);
 }
 
-static tm_status check_pairs(const tm_view *views, const tm_view *previous, size_t count, tm_error *error) {
-    for (size_t i = 0; i < count; i++) {
-        tm_status status = tm_layout_check(&views[i], i, error);
-        if (status == TM_OK) {
-            status = tm_layout_check(&previous[i], i, error);
-        }
-        if (status != TM_OK) {
-            return status;
-        }
-        if (previous[i].dtype != views[i].dtype) {
-            return tm_fail(error, TM_ERR_DTYPE, "previous[%zu]: dtype %s, its tensor has %s", i,
-                           tm_dtype_name(previous[i].dtype), tm_dtype_name(views[i].dtype));
-        }
-        if (previous[i].n != views[i].n) {
-            return tm_fail(error, TM_ERR_VALUE, "previous[%zu]: %lld elements, its tensor has %lld", i,
-                           (long long)previous[i].n, (long long)views[i].n);
-        }
-    }
-    return TM_OK;
-}
-
 tm_status tm_diff_norm(const tm_view *views, const tm_view *previous, size_t count, int update, int threads,
                        tm_difference *total, tm_difference *per_tensor, tm_error *error) {
     static const char *const names[] = {"tensors", "previous"};
     diff_call call = {.views = views, .previous = previous, .update = update, .per_tensor = per_tensor};
     tm_status status = tm_table_require(&call.table, error);
     if (status == TM_OK) {
-        status = check_pairs(views, previous, count, error);
+        status = tm_pairs_check(views, previous, count, names, 1, error);
     }
     if (status == TM_OK && update) {
         status = tm_overlap_check(views, previous, count, names, error);

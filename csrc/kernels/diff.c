@@ -2,6 +2,7 @@
  * its square is too and nothing may be fused; the square of a narrow element is exact. */
 #include "tm_bytes.h"
 #include "tm_rows.h"
+#include "tm_same.h"
 
 #include <string.h>
 
@@ -43,31 +44,9 @@ TM_NOINLINE int64_t diff_count_nonfinite(const double *row) {
     return count;
 }
 
-/* Elements of equal bits, by size; a block has at most TM_BLOCK_ROWS rows, which its counters can hold. */
-#define TM_DIFF_SAME(type)                                                                                   \
-    TM_NOINLINE int64_t diff_same_##type(const void *now, const void *before, size_t n) {                    \
-        typedef type __attribute__((may_alias)) element;                                                     \
-        const element *a = now, *b = before;                                                                 \
-        type lane[TM_LANES] = {0};                                                                           \
-        int64_t total = 0;                                                                                   \
-        size_t i = 0;                                                                                        \
-        for (; n - i >= TM_LANES; i += TM_LANES) {                                                           \
-            for (int l = 0; l < TM_LANES; l++) {                                                             \
-                lane[l] = (type)(lane[l] + (a[i + (size_t)l] == b[i + (size_t)l]));                          \
-            }                                                                                                \
-        }                                                                                                    \
-        for (int l = 0; l < TM_LANES; l++) {                                                                 \
-            total += lane[l];                                                                                \
-        }                                                                                                    \
-        for (; i < n; i++) {                                                                                 \
-            total += a[i] == b[i];                                                                           \
-        }                                                                                                    \
-        return total;                                                                                        \
-    }
-TM_DIFF_SAME(int16_t)
-TM_DIFF_SAME(tm_int32)
-TM_DIFF_SAME(tm_int64)
-#undef TM_DIFF_SAME
+TM_SAME(int16_t)
+TM_SAME(tm_int32)
+TM_SAME(tm_int64)
 
 #define TM_TEMPLATE "diff_float.h"
 #include "each_float.h"

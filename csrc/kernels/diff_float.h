@@ -57,7 +57,7 @@ static void TM_PASTE(diff_block_, TM_NAME)(tm_diff_state *state, const void *now
         memcpy(y_padded, y + rows * TM_LANES, rest * sizeof *y);
         TM_ROWS(state, x_padded, y_padded, 1);
     }
-    state->n_same += TM_PASTE(diff_same_, TM_SINT)(now, before, n);
+    state->n_same += TM_PASTE(tm_same_, TM_SINT)(now, before, n);
     if (diff_count_nonfinite(state->diff) > 0) {
         for (size_t r = 0; r < rows; r++) {
             state->n_nonfinite += TM_NONFINITE(x + r * TM_LANES, y + r * TM_LANES);

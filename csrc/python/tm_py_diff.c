@@ -4,60 +4,7 @@
 #include "../core/tm_diff.h"
 #include "tm_arguments.h"
 #include "tm_numpy.h"
-
-/* New reference: the shape as a tuple; for error messages. */
-static PyObject *shape_tuple(const tm_view *view) {
-    PyObject *shape = PyTuple_New(view->ndim);
-    for (int32_t axis = 0; shape != NULL && axis < view->ndim; axis++) {
-        PyObject *length = PyLong_FromLongLong((long long)view->shape[axis]);
-        if (length == NULL)
-            Py_CLEAR(shape);
-        else
-            PyTuple_SET_ITEM(shape, axis, length); /* stolen */
-    }
-    return shape;
-}
-
-static int same_shape(const tm_view *a, const tm_view *b) {
-    if (a->ndim != b->ndim)
-        return 0;
-    for (int32_t axis = 0; axis < a->ndim; axis++) {
-        if (a->shape[axis] != b->shape[axis])
-            return 0;
-    }
-    return 1;
-}
-
-static void refuse_shape(tm_views *previous, size_t position, const tm_view *tensor) {
-    PyObject *shape = shape_tuple(&previous->views[position]), *wanted = shape_tuple(tensor);
-    if (shape != NULL && wanted != NULL)
-        tm_views_refuse(previous, (Py_ssize_t)position, PyExc_ValueError, "has shape %S, its tensor has %S",
-                        shape, wanted);
-    Py_XDECREF(shape);
-    Py_XDECREF(wanted);
-}
-
-/* 0, or -1 with an error that names the first pair that differs. */
-static int check_pairs(const tm_views *tensors, tm_views *previous) {
-    if (tensors->count != previous->count) {
-        PyErr_Format(PyExc_ValueError, "previous has %zu arrays for %zu tensors", previous->count,
-                     tensors->count);
-        return -1;
-    }
-    for (size_t i = 0; i < tensors->count; i++) {
-        const tm_view *now = &tensors->views[i], *before = &previous->views[i];
-        if (now->dtype != before->dtype) {
-            tm_views_refuse(previous, (Py_ssize_t)i, PyExc_TypeError, "has dtype %s, its tensor has %s",
-                            tm_dtype_name(before->dtype), tm_dtype_name(now->dtype));
-            return -1;
-        }
-        if (!same_shape(now, before)) {
-            refuse_shape(previous, i, now);
-            return -1;
-        }
-    }
-    return 0;
-}
+#include "tm_pairs.h"
 
 /* (float64 [2, count]: norm, previous_norm; int64 [3, count]: n, n_same, n_nonfinite). */
 static PyObject *columns(const tm_difference *each, size_t count) {
@@ -102,7 +49,7 @@ PyObject *tm_py_diff_norm(PyObject *module, PyObject *const *args, Py_ssize_t co
     const int flags = TM_VIEWS_SHAPES | (update ? TM_VIEWS_WRITABLE : 0);
     if (tm_views_open_as(&previous, state, args[1], Py_None, "previous", flags) < 0)
         goto done;
-    if (check_pairs(&tensors, &previous) < 0)
+    if (tm_pairs_agree(&tensors, &previous, "tensors", "its tensor", 1) < 0)
         goto done;
     if (wants_each) {
         each = PyMem_New(tm_difference, tensors.count > 0 ? tensors.count : 1); /* owned */
