@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from trainmon.ops import AttentionLogits as AttentionLogits
     from trainmon.ops import AttentionRows as AttentionRows
     from trainmon.ops import CastLosses as CastLosses
+    from trainmon.ops import Comparison as Comparison
     from trainmon.ops import Difference as Difference
     from trainmon.ops import ExpertMetrics as ExpertMetrics
     from trainmon.ops import ExpertState as ExpertState
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from trainmon.ops import bias_saturated as bias_saturated
     from trainmon.ops import bias_span as bias_span
     from trainmon.ops import build_info as build_info
+    from trainmon.ops import compare as compare
     from trainmon.ops import cpu_info as cpu_info
     from trainmon.ops import csv_rows as csv_rows
     from trainmon.ops import diff_norm as diff_norm
@@ -67,6 +69,7 @@ _HOME = {
     "CastLosses": "trainmon.ops",
     "AttentionLogits": "trainmon.ops",
     "AttentionRows": "trainmon.ops",
+    "Comparison": "trainmon.ops",
     "Difference": "trainmon.ops",
     "ExpertMetrics": "trainmon.ops",
     "ExpertState": "trainmon.ops",
@@ -84,6 +87,7 @@ _HOME = {
     "QKClip": "trainmon.ops",
     "Spectral": "trainmon.ops",
     "build_info": "trainmon.ops",
+    "compare": "trainmon.ops",
     "cpu_info": "trainmon.ops",
     "csv_rows": "trainmon.ops",
     "diff_norm": "trainmon.ops",

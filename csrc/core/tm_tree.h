@@ -18,10 +18,19 @@ typedef struct tm_diff_record {
     int64_t n_same, n_nonfinite;
 } tm_diff_record;
 
+typedef struct tm_compare_record {
+    double sum_abs;
+    tm_scaled error_sq, a_sq, b_sq, dot;
+    double max_abs, max_rel;
+    int64_t max_abs_index, max_rel_index, first_difference; /* -1: none */
+    uint64_t max_ulp;
+} tm_compare_record;
+
 typedef union tm_record {
     tm_stats stats;
     tm_scaled norm; /* sum of squares, sum of magnitudes or largest magnitude */
     tm_diff_record diff;
+    tm_compare_record compare;
     tm_gf print;
     struct {
         tm_stats stats;

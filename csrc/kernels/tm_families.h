@@ -10,6 +10,7 @@
     X(SCAN, scan)                                                                                            \
     X(READ, read)                                                                                            \
     X(WIDEN, widen)                                                                                          \
+    X(COMPARE, compare)                                                                                      \
     X(MOE, moe)                                                                                              \
     X(DIFF, diff)                                                                                            \
     X(FINGERPRINT, fingerprint)                                                                              \

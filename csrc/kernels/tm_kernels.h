@@ -11,6 +11,7 @@
 
 #include "../core/tm_dtype.h"
 #include "tm_attention_kernels.h"
+#include "tm_compare_kernels.h"
 #include "tm_diff_kernels.h"
 #include "tm_families.h"
 #include "tm_fingerprint_kernels.h"

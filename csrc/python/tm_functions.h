@@ -16,6 +16,8 @@
     X(expert_load, "(indices, num_experts, per_tensor, threads, /)")                                         \
     X(expert_metrics, "(counts, options, placement, groups, dropped, state, /)")                             \
     X(common_assignments, "(before, after, k, num_experts, /)")                                              \
+    X(compare, "(a, b, threads, /)")                                                                         \
+    X(merge_comparisons, "(records, /)")                                                                     \
     X(diff_norm, "(tensors, previous, update, per_tensor, threads, /)")                                      \
     X(fingerprint, "(tensors, pieces, bits, threads, /)")                                                    \
     X(stage, "(tensors, names, arena, bits, threads, /)")                                                    \

@@ -77,6 +77,7 @@ CALLS: dict[str, Call] = {
     "bias_saturated": Call(lambda tensors: (np.arange(8.0).reshape(2, 4), 3.0), any_tensors=False),
     "bias_span": Call(lambda tensors: (np.arange(8.0).reshape(2, 4),), any_tensors=False),
     "build_info": Call(lambda tensors: (), any_tensors=False),
+    "compare": Call(lambda tensors: (tensors, [copy(tensor) for tensor in tensors])),
     "cpu_info": Call(lambda tensors: (), any_tensors=False),
     "csv_rows": Call(_table, any_tensors=False),
     "expert_load": Call(lambda tensors: (list(_IDS), 8, True), any_tensors=False),

@@ -17,6 +17,7 @@ from trainmon.ops.attention_records import (
     merge_key_splits,
     qk_clip,
 )
+from trainmon.ops.comparison import COMPARISON_DTYPE, Comparison, Place, compare
 from trainmon.ops.differences import Difference, TensorDifferences, diff_norm
 from trainmon.ops.fingerprints import Fingerprint, file_digest, fingerprint
 from trainmon.ops.histograms import CastLosses, ExponentHistogram, exponent_histogram, underflow_shares
@@ -32,6 +33,10 @@ from trainmon.ops.staging import Staged, stage, stage_size
 from trainmon.ops.stats import STATS_DTYPE, SUMMARY_DTYPE, finish_stats, merge_stats, tensor_stats
 
 __all__ = [
+    "COMPARISON_DTYPE",
+    "Comparison",
+    "Place",
+    "compare",
     "STATS_DTYPE",
     "SUMMARY_DTYPE",
     "CastLosses",
