@@ -2,7 +2,6 @@
 #ifndef TM_COMPARE_H
 #define TM_COMPARE_H
 
-#include "../kernels/tm_compare_kernels.h"
 #include "tm_status.h"
 #include "tm_tree.h"
 #include "tm_view.h"
