@@ -55,6 +55,10 @@ COMPARISON_DTYPE: np.dtype[np.void] = np.dtype(
         ("ulp", np.int64, (ULP_BINS,)),
     ]
 )
+_FIELDS = COMPARISON_DTYPE.fields
+assert _FIELDS is not None
+_WORDS = COMPARISON_DTYPE.itemsize // 8
+_AT = {name: field[1] // 8 for name, field in _FIELDS.items()}  # the word at which a field begins
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +156,8 @@ class Comparison:
         if array.dtype != COMPARISON_DTYPE:
             raise TypeError(f"records must be those of compare, not an array of {array.dtype}")
         array = np.ascontiguousarray(array.reshape(-1))
-        words = array.view(np.int64).reshape(array.size, COMPARISON_DTYPE.itemsize // 8)
-        return _comparison(array, _core.merge_comparisons(words).view(COMPARISON_DTYPE)[0, 0])
+        words = array.view(np.int64).reshape(array.size, _WORDS)
+        return _comparison(array, _core.merge_comparisons(words)[0])
 
     def __str__(self) -> str:
         if self.n == 0:
@@ -201,20 +205,27 @@ def compare(a: Tensors, b: Tensors, threads: int = 1) -> Comparison:
     Formula: docs/kernels/compare.md.
     """
     words = _core.compare(a, b, threads)
-    records = words.view(COMPARISON_DTYPE)[:, 0]
-    return _comparison(records[:-1], records[-1])
+    return _comparison(words[:-1].view(COMPARISON_DTYPE)[:, 0], words[-1])
 
 
-def _comparison(records: Records, total: np.void) -> Comparison:
-    numbers: dict[str, Any] = {name: int(total[name]) for name in (*_COUNTS, "max_ulp")}
-    numbers |= {name: float(total[name]) for name in _NUMBERS}
-    numbers |= {name: _place(total[name]) for name in _PLACES}
-    return Comparison(**numbers, ulp=total["ulp"].copy(), records=records)
+def _comparison(records: Records, total: npt.NDArray[np.int64]) -> Comparison:
+    """From the records of tensors and the words of their total."""
+    integers: list[int] = total.tolist()
+    floats: list[float] = total.view(np.float64).tolist()
+    numbers: dict[str, Any] = {name: integers[_AT[name]] for name in _COUNTS}
+    numbers |= {name: floats[_AT[name]] for name in _NUMBERS}
+    numbers |= {name: _place(integers[_AT[name] :], floats[_AT[name] :]) for name in _PLACES}
+    return Comparison(
+        **numbers,
+        max_ulp=integers[_AT["max_ulp"]] % 2**64,  # unsigned
+        ulp=total[_AT["ulp"] :].copy(),
+        records=records,
+    )
 
 
-def _place(place: np.void) -> Place | None:
-    tensor, index, a, b = place.item()
-    return None if index < 0 else Place(tensor, index, a, b)
+def _place(integers: list[int], floats: list[float]) -> Place | None:
+    """From the words of a place and those behind it."""
+    return None if integers[1] < 0 else Place(integers[0], integers[1], floats[2], floats[3])
 
 
 def _where(place: Place) -> str:
