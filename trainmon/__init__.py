@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from trainmon.ops import json_rows as json_rows
     from trainmon.ops import loss_gap as loss_gap
     from trainmon.ops import merge_key_splits as merge_key_splits
+    from trainmon.ops import merge_spectral as merge_spectral
     from trainmon.ops import merge_stats as merge_stats
     from trainmon.ops import multi_norm as multi_norm
     from trainmon.ops import position_buckets as position_buckets
@@ -101,6 +102,7 @@ _HOME = {
     "json_rows": "trainmon.ops",
     "loss_gap": "trainmon.ops",
     "merge_key_splits": "trainmon.ops",
+    "merge_spectral": "trainmon.ops",
     "merge_stats": "trainmon.ops",
     "multi_norm": "trainmon.ops",
     "position_buckets": "trainmon.ops",

@@ -87,7 +87,8 @@ def stable_rank(
     threads: int,
     /,
 ) -> tuple[
-    list[tuple[float, float, float, float, int, int]], tuple[tuple[int, npt.NDArray[np.float32]] | None, ...]
+    list[tuple[float, float, float, float, float, int, int]],
+    tuple[tuple[int, npt.NDArray[np.float32]] | None, ...],
 ]: ...
 def attention_logits(
     q: Any,

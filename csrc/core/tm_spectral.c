@@ -10,8 +10,13 @@
 
 void tm_spectral_null(tm_spectral *out, tm_spectral_stop stop, int64_t passes) {
     const double nan = (double)NAN;
-    *out = (tm_spectral){
-        .stable_rank = nan, .low = nan, .high = nan, .sigma = nan, .passes = passes, .stopped_by = stop};
+    *out = (tm_spectral){.stable_rank = nan,
+                         .low = nan,
+                         .high = nan,
+                         .sigma = nan,
+                         .norm = nan,
+                         .passes = passes,
+                         .stopped_by = stop};
 }
 
 typedef struct matrix_list {

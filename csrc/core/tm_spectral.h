@@ -24,6 +24,7 @@ typedef enum tm_spectral_stop {
 typedef struct tm_spectral {
     double stable_rank, low, high; /* low <= stable rank <= high = stable_rank */
     double sigma;                  /* lower bound of the largest singular value */
+    double norm;                   /* Frobenius */
     int64_t passes;                /* reads of the matrix */
     int64_t stopped_by;            /* tm_spectral_stop */
 } tm_spectral;

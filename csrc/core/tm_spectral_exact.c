@@ -96,7 +96,8 @@ tm_status tm_spectral_exact(const tm_rows *rows, tm_spectral *out, tm_error *err
                              .low = rank,
                              .high = rank,
                              .sigma = ldexp(sqrt(values[side - 1]), exponent),
-                             .passes = 1,
+                             .norm = ldexp(sqrt(trace), exponent),
+                             .passes = 2,
                              .stopped_by = TM_STOP_EXACT};
     }
     free(memory);

@@ -122,7 +122,7 @@ static void draw(iteration *it, const tm_matrix *matrix, uint32_t serial,
         }
         count += normalise(row, n);
     }
-    it->draws = matrix->warm != NULL ? B - WARM : B;
+    it->draws = count > 0 ? B - WARM : B;
     for (int i = 0; i < it->draws; i++) {
         tm_gaussians(options->seed, serial, options->step, (uint32_t)i, (size_t)n, it->z + i * n);
         memcpy(it->basis + (count + i) * n, it->z + i * n, (size_t)n * sizeof *it->z);
@@ -295,6 +295,7 @@ tm_status tm_spectral_iterate(const tm_rows *rows, const tm_matrix *matrix, uint
                          .low = within(sumsq / high, 1, side),
                          .high = within(sumsq / low, 1, side),
                          .sigma = ldexp(sqrt(low), shift),
+                         .norm = ldexp(sqrt(sumsq), shift),
                          .passes = passes + extra,
                          .stopped_by = narrow ? TM_STOP_TOLERANCE : TM_STOP_PASSES};
 done:

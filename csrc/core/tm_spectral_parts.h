@@ -19,7 +19,8 @@ typedef struct tm_rows {
 
 void tm_rows_init(tm_rows *rows, const tm_table *table, const tm_matrix *matrix);
 
-/* Columns [first, first + count) of one row in the matrix' own type; scratch: TM_SCRATCH_BYTES. */
+/* Columns [first, first + count) of one row in the matrix' own type; scratch: room for
+ * them, aligned. */
 const void *tm_rows_piece(const tm_rows *rows, int64_t row, int64_t first, int64_t count, void *scratch);
 
 /* What a pass sums up, in the scale 2^-shift of the matrix. */

@@ -76,18 +76,13 @@ static void fetch(const tm_rows *rows, tile_rows *tile, int64_t row, int64_t hav
             w[r] = w[r - 1];
             continue;
         }
-        if (native && rows->direct) {
-            w[r] = tm_rows_piece(rows, row + r, first, count, NULL);
+        if (native) {
+            w[r] = tm_rows_piece(rows, row + r, first, count, tile->wide[r]);
             continue;
         }
+        const void *piece = tm_rows_piece(rows, row + r, first, count, tile->scratch);
         void *out = tile->wide[r];
-        if (native) {
-            const void *piece = tm_rows_piece(rows, row + r, first, count, tile->scratch);
-            memcpy(out, piece, (size_t)count * rows->layout.item);
-        } else {
-            const void *piece = tm_rows_piece(rows, row + r, first, count, tile->scratch);
-            rows->table->widen->to_f32[rows->dtype](out, piece, (size_t)count, tm_byte_values(rows->dtype));
-        }
+        rows->table->widen->to_f32[rows->dtype](out, piece, (size_t)count, tm_byte_values(rows->dtype));
         w[r] = out;
     }
 }

@@ -45,8 +45,8 @@ static PyObject *list_of(const tm_spectral *found, Py_ssize_t count) {
     PyObject *list = PyList_New(count);
     for (Py_ssize_t i = 0; list != NULL && i < count; i++) {
         const tm_spectral *one = &found[i];
-        PyObject *item = Py_BuildValue("(ddddLL)", one->stable_rank, one->low, one->high, one->sigma,
-                                       (long long)one->passes, (long long)one->stopped_by);
+        PyObject *item = Py_BuildValue("(dddddLL)", one->stable_rank, one->low, one->high, one->sigma,
+                                       one->norm, (long long)one->passes, (long long)one->stopped_by);
         if (item == NULL)
             Py_CLEAR(list);
         else

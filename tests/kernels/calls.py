@@ -91,6 +91,7 @@ CALLS: dict[str, Call] = {
     "json_rows": Call(_table, any_tensors=False),
     "loss_gap": Call(lambda tensors: ([6.0, 4.0], [3, 1]), any_tensors=False),
     "merge_key_splits": Call(lambda tensors: ([_ROWS, _ROWS],), any_tensors=False),
+    "merge_spectral": Call(lambda tensors: (ops.stable_rank(tensors)[0],), any_tensors=False),
     "merge_stats": Call(lambda tensors: (ops.tensor_stats(tensors),), any_tensors=False),
     "multi_norm": Call(lambda tensors: (tensors, 2, True)),
     "plain_read": Call(lambda tensors: (tensors,)),

@@ -28,7 +28,7 @@ from trainmon.ops.moe_metrics import ExpertMetrics, ExpertState, expert_metrics
 from trainmon.ops.norms import multi_norm, plain_read
 from trainmon.ops.rows import csv_rows, json_rows
 from trainmon.ops.scan import NonFinite, scan_nonfinite
-from trainmon.ops.spectral import Spectral, stable_rank
+from trainmon.ops.spectral import Spectral, merge_spectral, stable_rank
 from trainmon.ops.staging import Staged, stage, stage_size
 from trainmon.ops.stats import STATS_DTYPE, SUMMARY_DTYPE, finish_stats, merge_stats, tensor_stats
 
@@ -72,6 +72,7 @@ __all__ = [
     "json_rows",
     "loss_gap",
     "merge_key_splits",
+    "merge_spectral",
     "merge_stats",
     "multi_norm",
     "plain_read",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from trainmon.ops._extension import Tensors, _core
 
-StoppedBy = Literal["tol", "kmax", "exact", "zero", "nonfinite"]
+StoppedBy = Literal["tol", "kmax", "exact", "zero", "nonfinite", "blocks"]
 SpectralState = dict[str, Any]
 
 # The codes of tm_spectral_stop (csrc/core/tm_spectral.h).
@@ -26,16 +28,19 @@ class Spectral:
         low: lower end; right with probability 1 - epsilon or better.
         high: upper end; certain up to rounding.
         sigma: a lower bound of the largest singular value, in the units of W, as near as `high`.
+        norm: the Frobenius norm, in the units of W. The bounds of the largest eigenvalue of W'W are sigma^2 and
+            norm^2 / low.
         passes: reads of the matrix.
         stopped_by: `tol` (the interval is as narrow as asked), `kmax` (24 passes were not enough; the interval is
             right all the same), `exact` (low = high), `zero` (no element that is not 0, or none at all; all
-            numbers NaN), `nonfinite` (a NaN or infinite element; all numbers NaN).
+            numbers NaN), `nonfinite` (a NaN or infinite element; all numbers NaN), `blocks` (merged from blocks).
     """
 
     stable_rank: float
     low: float
     high: float
     sigma: float
+    norm: float
     passes: int
     stopped_by: StoppedBy
 
@@ -84,7 +89,34 @@ def stable_rank(
         raise ValueError(f"seed must be from 0 to 2**64 - 1, not {seed}")
     found, after = _core.stable_rank(matrices, carried, tolerance, epsilon, seed, step, _EXACT_SIDE, threads)
     results = [
-        Spectral(rank, low, high, sigma, passes, _STOPS[stop])
-        for rank, low, high, sigma, passes, stop in found
+        Spectral(rank, low, high, sigma, norm, passes, _STOPS[stop])
+        for rank, low, high, sigma, norm, passes, stop in found
     ]
     return results, {"step": (step + 1) % 2**32, "carried": list(after)}
+
+
+def merge_spectral(blocks: Iterable[Spectral]) -> Spectral:
+    """The interval of a matrix that is split by rows or by columns, from its blocks' results alone.
+
+    With F_r = norm_r^2 of block r and its eigenvalue between sigma_r^2 and F_r / low_r, the whole has F = sum F_r
+    and max sigma_r^2 <= lambda <= sum F_r / low_r. So the interval is right, but can be as wide as the number of
+    blocks: a hint where ranks hold shards and nothing is exchanged but these numbers.
+
+    Args:
+        blocks: results of `stable_rank`, one a block.
+
+    Returns:
+        A `Spectral` with `stopped_by` "blocks" and the largest number of `passes`; "nonfinite" if a block is,
+        "zero" if all are. `low` is right with probability 1 - epsilon times the number of blocks or better.
+    """
+    blocks = tuple(blocks)
+    passes = max((block.passes for block in blocks), default=0)
+    parts = [block for block in blocks if block.stopped_by != "zero"]
+    if not parts or any(block.stopped_by == "nonfinite" for block in parts):
+        return Spectral(*(math.nan,) * 5, passes, "nonfinite" if parts else "zero")
+    unit = max(block.norm for block in parts)  # no square leaves the range
+    sumsq = math.fsum((block.norm / unit) ** 2 for block in parts)
+    below = max(block.sigma / unit for block in parts) ** 2
+    above = math.fsum((block.norm / unit) ** 2 / block.low for block in parts)
+    high, low = max(1.0, sumsq / below), max(1.0, sumsq / above)
+    return Spectral(high, low, high, math.sqrt(below) * unit, math.sqrt(sumsq) * unit, passes, "blocks")
