@@ -5,7 +5,7 @@ Sizes stay small, so that the exact path is switched off and the iteration runs 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -145,9 +145,3 @@ def campaign(seeds: range, epsilon: float, spectra: tuple[str, ...] = tuple(SPEC
     for seed in seeds:
         total.add(trajectory(seed, epsilon, spectra))
     return total
-
-
-def pieces(seeds: range, count: int) -> Iterator[range]:
-    """Consecutive pieces of a range."""
-    for i in range(count):
-        yield seeds[i * len(seeds) // count : (i + 1) * len(seeds) // count]
