@@ -71,6 +71,7 @@ double reference_norm(const void *data, int64_t n, tm_dtype dtype, tm_norm_order
     X(rows_text)                                                                                             \
     X(diff)                                                                                                  \
     X(blas)                                                                                                  \
+    X(histogram)                                                                                             \
     X(moe)                                                                                                   \
     X(spectral)                                                                                              \
     X(threads)
