@@ -9,7 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trainmon.ops import multi_norm, scan_nonfinite, tensor_stats
+from trainmon.ops import (
+    exponent_histogram,
+    finish_stats,
+    merge_stats,
+    multi_norm,
+    scan_nonfinite,
+    tensor_stats,
+    underflow_shares,
+)
 
 
 def reversed_columns() -> np.ndarray[Any, Any]:
@@ -42,7 +50,13 @@ def read_only() -> np.ndarray[Any, Any]:
 )
 def test_arrays_as_they_come(make: Callable[[], np.ndarray[Any, Any]], norm: float) -> None:
     """pytorch/pytorch#188023, numpy/numpy#20742"""
-    assert multi_norm(make()) == norm
+    array = make()
+    assert multi_norm(array) == norm
+    assert finish_stats(tensor_stats(array))["norm"] == norm
+    assert scan_nonfinite(array) is None
+    copied = exponent_histogram(np.array(array, copy=True))
+    assert exponent_histogram(array).state.tolist() == copied.state.tolist()
+    assert copied.n == array.size
 
 
 def test_nan_is_found_at_its_place_in_the_view() -> None:
@@ -52,12 +66,15 @@ def test_nan_is_found_at_its_place_in_the_view() -> None:
     assert found is not None
     assert (found.index, found.kind) == (1, "nan")
     assert tensor_stats(base[:, ::-1])[0]["first_bad"] == 1
+    assert exponent_histogram(base[:, ::-1]).nan == 1
 
 
-def test_big_endian_is_refused_by_its_byte_order() -> None:
-    swapped = np.dtype(np.float32).newbyteorder()
+@pytest.mark.parametrize(
+    "function", [multi_norm, tensor_stats, scan_nonfinite, exponent_histogram, underflow_shares]
+)
+def test_big_endian_is_refused_by_its_byte_order(function: Callable[[Any], object]) -> None:
     with pytest.raises(TypeError, match="byte order"):
-        multi_norm(np.ones(3, swapped))
+        function(np.ones(3, np.dtype(np.float32).newbyteorder()))
 
 
 def as_list(tensors: list[Any]) -> Iterable[Any]:
@@ -83,7 +100,12 @@ def test_empty_tensors(wrap: Callable[[list[Any]], Iterable[Any]]) -> None:
 
 
 def test_statistics_of_an_empty_tensor_make_nothing_up() -> None:
-    record = tensor_stats(np.array([]))[0]
-    assert record["n"] == 0
-    assert math.isnan(record["min"])
-    assert math.isnan(record["max"])
+    for record in (tensor_stats(np.array([]))[0], merge_stats(tensor_stats([]))):
+        assert record["n"] == 0
+        assert record["sum"] == record["sumsq"] == record["n_zero"] == 0
+        assert record["first_bad"] == -1
+        assert all(math.isnan(record[name]) for name in ("min", "max", "absmax"))
+        summary = finish_stats(record)
+        assert summary["norm"] == 0
+        assert all(math.isnan(summary[name]) for name in ("mean", "rms", "std", "min", "max", "absmax"))
+    assert not exponent_histogram(np.array([])).state.any()

@@ -58,6 +58,7 @@ def test_check_value() -> None:
 
 
 def test_micro_batch_without_a_counted_token() -> None:
+    """pytorch/pytorch#116349, allenai/OLMo-core#657"""
     accumulator = LossAccumulator()
     for mean, n in ((2.0, 3), (math.nan, 0), (4.0, 1)):
         accumulator.add_mean(mean, n)
@@ -70,7 +71,8 @@ def test_micro_batch_without_a_counted_token() -> None:
     assert nothing.gap is None
     assert nothing.mean_of_means is None
     nothing.add_mean(math.nan, 2)
-    assert math.isnan(nothing.mean or 0)
+    assert nothing.mean is not None
+    assert math.isnan(nothing.mean)
 
 
 # ---- against the twin ----

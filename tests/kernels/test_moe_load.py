@@ -51,6 +51,7 @@ def test_numbers_of_experts(experts: int) -> None:
 
 
 def test_ids_outside_the_range() -> None:
+    """ROCm/aiter#4839, vllm-project/vllm#42034, numpy/numpy#28354"""
     counts, invalid = expert_load(np.array([0, 4, -1, 2, 2]), 4)
     assert (counts.tolist(), invalid) == ([1, 0, 2, 0], 2)
     counts, invalid = expert_load(np.array([0, 1, 2], np.uint64), 4)
