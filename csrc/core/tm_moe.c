@@ -39,8 +39,8 @@ typedef struct layer_counts {
 } layer_counts;
 
 /* max/mean - 1; one expert or equal counts give 0, one loaded expert n - 1, without rounding. */
-static double max_vio_of(const tm_moe_kernels *kernels, const double *values, size_t n) {
-    return within(kernels->max(values, n) * (double)n / kernels->sum(values, n) - 1, 0, (double)n - 1);
+static double max_vio_of(const layer_counts *layer, const double *values, size_t n, double sum) {
+    return within(layer->kernels->max(values, n) * (double)n / sum - 1, 0, (double)n - 1);
 }
 
 static void put(const layer_counts *layer, int metric, double value) {
@@ -121,7 +121,8 @@ static void rank_metrics(const layer_counts *layer, double *rank_load) {
             }
         }
     }
-    put(layer, TM_EXPERT_ep_load_vio, max_vio_of(layer->kernels, rank_load, (size_t)ranks));
+    put(layer, TM_EXPERT_ep_load_vio,
+        max_vio_of(layer, rank_load, (size_t)ranks, layer->kernels->sum(rank_load, (size_t)ranks)));
 }
 
 /* The row of the ring that a layer's next step takes. */
@@ -140,9 +141,10 @@ static void advance(const layer_counts *layer, const tm_expert_state *state,
     const double *counts = layer->counts, mean = layer->total / (double)experts;
     const double enough = (double)layer->options->hold;
     double *total = state->total + first, *pooled = state->pooled + first;
-    kernels->pool(total, pooled, ring_row(layer, state), counts, experts);
-    put(layer, TM_EXPERT_max_vio_window, max_vio_of(kernels, pooled, experts));
-    put(layer, TM_EXPERT_max_vio_global, max_vio_of(kernels, total, experts));
+    tm_moe_pools sums;
+    kernels->pool(&sums, total, pooled, ring_row(layer, state), counts, experts);
+    put(layer, TM_EXPERT_max_vio_window, max_vio_of(layer, pooled, experts, sums.pooled));
+    put(layer, TM_EXPERT_max_vio_global, max_vio_of(layer, total, experts, sums.total));
     const double moved = kernels->churn(state->share + first, counts, experts, layer->total);
     put(layer, TM_EXPERT_churn, state->steps[layer->index] > 0 ? within(moved / 2, 0, 1) : (double)NAN);
     put(layer, TM_EXPERT_dead,
@@ -314,14 +316,17 @@ tm_status tm_expert_metrics(const double *counts, const tm_expert_options *optio
         (status = check_state(state, layers, error)) != TM_OK) {
         return status;
     }
-    double *room = tm_allocate((size_t)experts * 4, sizeof *room);
-    if (room == NULL) {
+    /* lines of the cache: the widest vectors cross none */
+    const size_t each = ((size_t)experts + 7) / 8 * 8;
+    char *memory_block = tm_allocate(each * 4 + 8, sizeof(double));
+    if (memory_block == NULL) {
         return tm_fail(error, TM_ERR_MEMORY, "no memory to sort %lld counts", (long long)experts);
     }
+    double *room = (double *)(memory_block + (0 - (uintptr_t)memory_block) % 64);
     const layer_memory memory = {.sorted = room,
-                                 .share = room + experts,
-                                 .keys = (uint64_t *)(room + 2 * experts),
-                                 .spare = (uint64_t *)(room + 3 * experts)};
+                                 .share = room + each,
+                                 .keys = (uint64_t *)(room + 2 * each),
+                                 .spare = (uint64_t *)(room + 3 * each)};
     fill_nan(results->metric, TM_EXPERT_METRIC_COUNT * layers);
     for (int64_t l = 0; l < layers; l++) {
         layer_counts layer = {.kernels = kernels,
@@ -333,6 +338,6 @@ tm_status tm_expert_metrics(const double *counts, const tm_expert_options *optio
                               .metric = results->metric + l};
         one_layer(&layer, state, results);
     }
-    free(room);
+    free(memory_block);
     return TM_OK;
 }

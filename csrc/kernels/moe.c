@@ -56,29 +56,34 @@
         }                                                                                                    \
     }
 
-#define TM_MOE_TALLY(l, table_count, stride) tables[(l) % (table_count) * (stride) + (size_t)ids[k + (l)]]++;
+#define TM_MOE_TALLY(indices, l, table_count, stride)                                                        \
+    tables[(l) % (table_count) * (stride) + (size_t)(indices)[k + (l)]]++;
+#define TM_MOE_TALLY_8(indices, table_count, stride)                                                         \
+    TM_MOE_TALLY(indices, 0, table_count, stride)                                                            \
+    TM_MOE_TALLY(indices, 1, table_count, stride)                                                            \
+    TM_MOE_TALLY(indices, 2, table_count, stride)                                                            \
+    TM_MOE_TALLY(indices, 3, table_count, stride)                                                            \
+    TM_MOE_TALLY(indices, 4, table_count, stride)                                                            \
+    TM_MOE_TALLY(indices, 5, table_count, stride)                                                            \
+    TM_MOE_TALLY(indices, 6, table_count, stride)                                                            \
+    TM_MOE_TALLY(indices, 7, table_count, stride)
 
 #define TM_MOE_COUNT(name, stored, shape, table_count, stride)                                               \
     TM_NOINLINE void count_##shape##_##name(uint32_t *tables, const void *data, size_t n,                    \
                                             uint32_t experts) {                                              \
         const stored *ids = data;                                                                            \
         for (; n >= TM_MOE_BLOCK; n -= TM_MOE_BLOCK, ids += TM_MOE_BLOCK) {                                  \
+            tm_prefetch_row(ids, TM_MOE_BLOCK * (int)sizeof *ids);                                           \
             if (outside_##name(ids, experts)) {                                                              \
-                for (size_t k = 0; k < TM_MOE_BLOCK; k++) {                                                  \
-                    tables[k % (table_count) * (stride) + slot_##name(ids[k], experts)]++;                   \
+                uint32_t slots[TM_MOE_BLOCK];                                                                \
+                slots_##name(slots, ids, TM_MOE_BLOCK, experts);                                             \
+                for (size_t k = 0; k < TM_MOE_BLOCK; k += 8) {                                               \
+                    TM_MOE_TALLY_8(slots, table_count, stride)                                               \
                 }                                                                                            \
                 continue;                                                                                    \
             }                                                                                                \
             for (size_t k = 0; k < TM_MOE_BLOCK; k += 8) {                                                   \
-                tm_prefetch_row(ids + k, 8 * (int)sizeof *ids);                                              \
-                TM_MOE_TALLY(0, table_count, stride)                                                         \
-                TM_MOE_TALLY(1, table_count, stride)                                                         \
-                TM_MOE_TALLY(2, table_count, stride)                                                         \
-                TM_MOE_TALLY(3, table_count, stride)                                                         \
-                TM_MOE_TALLY(4, table_count, stride)                                                         \
-                TM_MOE_TALLY(5, table_count, stride)                                                         \
-                TM_MOE_TALLY(6, table_count, stride)                                                         \
-                TM_MOE_TALLY(7, table_count, stride)                                                         \
+                TM_MOE_TALLY_8(ids, table_count, stride)                                                     \
             }                                                                                                \
         }                                                                                                    \
         for (size_t k = 0; k < n; k++) {                                                                     \

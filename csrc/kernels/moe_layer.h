@@ -80,14 +80,11 @@ TM_NOINLINE void layer_spread(tm_moe_spread *out, const double *sorted, size_t n
                   , (2 * from_0 + lowest) * (sorted[e] * scale))
 }
 
-TM_NOINLINE void layer_pool(double *restrict total, double *restrict pooled, double *restrict row,
-                            const double *restrict counts, size_t n) {
-    for (size_t e = 0; e < n; e++) {
-        const double count = counts[e] + 0.0; /* -0.0 is 0 */
-        pooled[e] = pooled[e] - row[e] + count;
-        row[e] = count;
-        total[e] += count;
-    }
+TM_NOINLINE void layer_pool(tm_moe_pools *out, double *restrict total, double *restrict pooled,
+                            double *restrict row, const double *restrict counts, size_t n) {
+    TM_MOE_REDUCE(out->pooled, n, TM_MOE_ADD, const double count = counts[e] + 0.0; /* -0.0 is 0 */
+                  const double pool = pooled[e] - row[e] + count; pooled[e] = pool; row[e] = count;, pool)
+    TM_MOE_REDUCE(out->total, n, TM_MOE_ADD, const double sum = total[e] + counts[e]; total[e] = sum;, sum)
 }
 
 TM_NOINLINE double layer_churn(double *restrict share, const double *restrict counts, size_t n,

@@ -59,6 +59,10 @@ typedef struct tm_moe_spread {
     double ranks;               /* sum (2 i - E - 1) c_(i), i from 1 on */
 } tm_moe_spread;
 
+typedef struct tm_moe_pools {
+    double pooled, total; /* sums over the experts */
+} tm_moe_pools;
+
 typedef struct tm_moe_kernels {
     /* Adds a block's ids to the tables of a shape; NULL where the dtype is not an integer. The caller flushes
      * before 2^32 ids. 0 < experts < 2^31, below the shape's stride. */
@@ -80,7 +84,7 @@ typedef struct tm_moe_kernels {
     void (*spread)(tm_moe_spread *out, const double *sorted, size_t n, double mean,
                    double scale); /* c * scale */
     /* The pool loses the row and gains the counts, the row becomes them, the total gains them. */
-    void (*pool)(double *restrict total, double *restrict pooled, double *restrict row,
+    void (*pool)(tm_moe_pools *out, double *restrict total, double *restrict pooled, double *restrict row,
                  const double *restrict counts, size_t n);
     /* Sum of how far counts / total is from share, which becomes it. */
     double (*churn)(double *restrict share, const double *restrict counts, size_t n, double total);
