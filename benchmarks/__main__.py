@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 import trainmon
-from benchmarks import histograms, losses, overhead, reductions, rows
+from benchmarks import histograms, losses, moe, overhead, reductions, rows
 from trainmon.ops import build_info, cpu_info
 
 # Title and measure(quick) of each kernel family, in the order of docs/kernels.md.
@@ -22,6 +22,7 @@ FAMILIES: list[tuple[str, Callable[[bool], list[Any]]]] = [
     ("Statistics, norms, scan", reductions.measure),
     ("Exponents and losses of casts", histograms.measure),
     ("Token-weighted loss", losses.measure),
+    ("Mixture of experts", moe.measure),
     ("Rows of CSV and JSON", rows.measure),
 ]
 
