@@ -23,118 +23,224 @@ const char *tm_detector_parameters(int kind) {
     return kind >= 0 && kind < TM_DETECTOR_KINDS ? table[kind].parameters : NULL;
 }
 
+#define MANY 0x1p52 /* counts below are exact in a double */
+
 static int is_count(double value, double low, double high) {
     return value >= low && value <= high && value == floor(value);
-}
-
-static int is_window(double value) {
-    return is_count(value, 2, TM_DETECTOR_MAX_WINDOW);
-}
-
-static int is_many(double value) {
-    return is_count(value, 1, 0x1p52);
-}
-
-static int is_share(double value) {
-    return value >= 0 && value <= 1;
 }
 
 static int is_positive(double value) {
     return value > 0 && value <= 0x1p1000;
 }
 
-/* What mad and cusum share. */
-static int are_sorted(double window, double warmup, double shift, double log) {
-    return is_window(window) && is_count(warmup, 2, window) && is_count(shift, 1, TM_DETECTOR_MAX_WINDOW) &&
-           is_count(log, 0, 1);
+/* The first parameter out of its range, and what it must be. */
+typedef struct complaint {
+    int parameter; /* -1: none */
+    const char *wanted;
+} complaint;
+
+static void require(complaint *complaint, int holds, int parameter, const char *wanted) {
+    if (!holds && complaint->parameter < 0) {
+        complaint->parameter = parameter;
+        complaint->wanted = wanted;
+    }
+}
+
+static void require_positive(complaint *bad, const double *p, int i) {
+    require(bad, is_positive(p[i]), i, "above 0");
+}
+
+static void require_number(complaint *bad, const double *p, int i) {
+    require(bad, p[i] == p[i], i, "a number");
+}
+
+static void require_count(complaint *bad, const double *p, int i, double low) {
+    require(bad, is_count(p[i], low, MANY), i,
+            low < 1   ? "a whole number from 0"
+            : low < 2 ? "a whole number from 1"
+                      : "a whole number from 2");
+}
+
+static void require_window(complaint *bad, const double *p, int i) {
+    require(bad, is_count(p[i], 2, TM_DETECTOR_MAX_WINDOW), i, "a whole number from 2 to 1048576");
+}
+
+static void require_warmup(complaint *bad, const double *p, int i, int window) {
+    require(bad, is_count(p[i], 2, p[window]), i, "a whole number from 2 to the window");
+}
+
+static void require_weight(complaint *bad, const double *p, int i) {
+    require(bad, p[i] >= 0 && p[i] <= 1, i, "from 0 to 1");
+}
+
+static void require_flag(complaint *bad, const double *p, int i) {
+    require(bad, is_count(p[i], 0, 1), i, "0 or 1");
+}
+
+/* Window, warmup and shift, as mad and cusum have them one after the other. */
+static void require_sorted(complaint *bad, const double *p, int window) {
+    require_window(bad, p, window);
+    require_warmup(bad, p, window + 1, window);
+    require(bad, is_count(p[window + 2], 1, TM_DETECTOR_MAX_WINDOW), window + 2,
+            "a whole number from 1 to 1048576");
+}
+
+static void check_parameters(tm_detector_kind kind, const double *p, complaint *bad) {
+    switch (kind) {
+    case TM_DETECT_nonfinite:
+    case TM_DETECTOR_KINDS:
+        break;
+    case TM_DETECT_threshold:
+        require(bad, p[0] == p[0] || p[1] == p[1], 0, "a number, or below must be one");
+        require_count(bad, p, 2, 1);
+        break;
+    case TM_DETECT_global_norm_spike:
+        require_positive(bad, p, 0);
+        require_count(bad, p, 1, 1);
+        break;
+    case TM_DETECT_kill_loss_spike:
+        require_positive(bad, p, 0);
+        require_count(bad, p, 1, 0);
+        require_window(bad, p, 2);
+        require_number(bad, p, 3);
+        break;
+    case TM_DETECT_skip_step_sigma:
+        require_positive(bad, p, 0);
+        require_window(bad, p, 1);
+        require_warmup(bad, p, 2, 1);
+        break;
+    case TM_DETECT_stability_score:
+        require_positive(bad, p, 0);
+        require_window(bad, p, 1);
+        require_window(bad, p, 2);
+        break;
+    case TM_DETECT_spike_rtol:
+        require_positive(bad, p, 0);
+        require(bad, p[1] != p[1] || is_positive(p[1]), 1, "above 0, or None");
+        require_window(bad, p, 2);
+        break;
+    case TM_DETECT_megatron_max:
+        require_positive(bad, p, 0);
+        require_count(bad, p, 1, 1);
+        break;
+    case TM_DETECT_zclip:
+        require_positive(bad, p, 0);
+        require_count(bad, p, 1, 2);
+        require_weight(bad, p, 2);
+        break;
+    case TM_DETECT_adagc:
+        require_positive(bad, p, 0);
+        require_count(bad, p, 1, 1);
+        require_weight(bad, p, 2);
+        break;
+    case TM_DETECT_turbulence:
+        require_positive(bad, p, 0);
+        require_weight(bad, p, 1);
+        break;
+    case TM_DETECT_mad:
+        require_positive(bad, p, 0);
+        require_sorted(bad, p, 1);
+        require_flag(bad, p, 4);
+        break;
+    case TM_DETECT_cusum:
+        require(bad, p[0] >= 0 && p[0] <= 0x1p1000, 0, "0 or more");
+        require_positive(bad, p, 1);
+        require_sorted(bad, p, 2);
+        require_positive(bad, p, 5);
+        require_flag(bad, p, 6);
+        require_flag(bad, p, 7);
+        break;
+    case TM_DETECT_ewma:
+        require_positive(bad, p, 0);
+        require_weight(bad, p, 1);
+        require_count(bad, p, 2, 2);
+        require_count(bad, p, 3, 1);
+        require_flag(bad, p, 4);
+        break;
+    case TM_DETECT_dead_expert:
+        require_count(bad, p, 0, 1);
+        require(bad, p[1] >= 0, 1, "0 or more");
+        break;
+    case TM_DETECT_straggler:
+        require_number(bad, p, 0);
+        require(bad, is_count(p[2], 1, 63), 2, "a whole number from 1 to 63");
+        require(bad, is_count(p[1], 1, p[2]), 1, "a whole number from 1 to reports");
+        break;
+    case TM_DETECT_linearity:
+        require_number(bad, p, 0);
+        require_window(bad, p, 1);
+        break;
+    }
+}
+
+static int64_t count_words(tm_detector_kind kind, const double *p) {
+    switch (kind) {
+    case TM_DETECT_kill_loss_spike:
+        return (int64_t)p[2] + 6;
+    case TM_DETECT_skip_step_sigma:
+        return (int64_t)p[1] + 3;
+    case TM_DETECT_stability_score:
+        return (int64_t)p[1] + 4 + ((int64_t)p[2] + 63) / 64;
+    case TM_DETECT_spike_rtol:
+        return (int64_t)p[2] + 3;
+    case TM_DETECT_mad:
+        return 2 + 2 * (int64_t)p[1] + (int64_t)p[3];
+    case TM_DETECT_cusum:
+        return 3 + 2 * (int64_t)p[2] + (int64_t)p[4];
+    case TM_DETECT_linearity:
+        return 1 + 2 * (int64_t)p[1];
+    case TM_DETECT_ewma:
+        return 4;
+    case TM_DETECT_zclip:
+        return 3;
+    case TM_DETECT_megatron_max:
+    case TM_DETECT_adagc:
+        return 2;
+    case TM_DETECT_nonfinite:
+    case TM_DETECT_threshold:
+    case TM_DETECT_global_norm_spike:
+    case TM_DETECT_turbulence:
+    case TM_DETECT_dead_expert:
+    case TM_DETECT_straggler:
+    case TM_DETECTOR_KINDS:
+        break;
+    }
+    return 1;
 }
 
 tm_status tm_detector_words(tm_detector_kind kind, const double *p, int64_t *words, tm_error *error) {
-    int good = 0;
-    *words = 1;
-    switch (kind) {
-    case TM_DETECT_nonfinite:
-        good = 1;
-        break;
-    case TM_DETECT_threshold:
-        good = (p[0] == p[0] || p[1] == p[1]) && is_many(p[2]);
-        break;
-    case TM_DETECT_global_norm_spike:
-        good = is_positive(p[0]) && is_many(p[1]);
-        break;
-    case TM_DETECT_kill_loss_spike:
-        good = is_positive(p[0]) && is_count(p[1], 0, 0x1p52) && is_window(p[2]) && p[3] == p[3];
-        *words = good ? (int64_t)p[2] + 6 : 0;
-        break;
-    case TM_DETECT_skip_step_sigma:
-        good = is_positive(p[0]) && is_window(p[1]) && is_count(p[2], 2, p[1]);
-        *words = good ? (int64_t)p[1] + 3 : 0;
-        break;
-    case TM_DETECT_stability_score:
-        good = is_positive(p[0]) && is_window(p[1]) && is_window(p[2]);
-        *words = good ? (int64_t)p[1] + 4 + ((int64_t)p[2] + 63) / 64 : 0;
-        break;
-    case TM_DETECT_spike_rtol:
-        good = is_positive(p[0]) && (p[1] != p[1] || is_positive(p[1])) && is_window(p[2]);
-        *words = good ? (int64_t)p[2] + 3 : 0;
-        break;
-    case TM_DETECT_megatron_max:
-        good = is_positive(p[0]) && is_many(p[1]);
-        *words = 2;
-        break;
-    case TM_DETECT_zclip:
-        good = is_positive(p[0]) && is_count(p[1], 2, 0x1p52) && is_share(p[2]);
-        *words = 3;
-        break;
-    case TM_DETECT_adagc:
-        good = is_positive(p[0]) && is_many(p[1]) && is_share(p[2]);
-        *words = 2;
-        break;
-    case TM_DETECT_turbulence:
-        good = is_positive(p[0]) && is_share(p[1]);
-        break;
-    case TM_DETECT_mad:
-        good = is_positive(p[0]) && are_sorted(p[1], p[2], p[3], p[4]);
-        *words = good ? 2 + 2 * (int64_t)p[1] + (int64_t)p[3] : 0;
-        break;
-    case TM_DETECT_cusum:
-        good = p[0] >= 0 && is_positive(p[1]) && are_sorted(p[2], p[3], p[4], p[7]) && is_positive(p[5]) &&
-               is_count(p[6], 0, 1);
-        *words = good ? 3 + 2 * (int64_t)p[2] + (int64_t)p[4] : 0;
-        break;
-    case TM_DETECT_ewma:
-        good = is_positive(p[0]) && is_share(p[1]) && is_count(p[2], 2, 0x1p52) && is_many(p[3]) &&
-               is_count(p[4], 0, 1);
-        *words = 4;
-        break;
-    case TM_DETECT_dead_expert:
-        good = is_many(p[0]) && p[1] >= 0;
-        break;
-    case TM_DETECT_straggler:
-        good = p[0] == p[0] && is_count(p[2], 1, 63) && is_count(p[1], 1, p[2]);
-        break;
-    case TM_DETECT_linearity:
-        good = p[0] == p[0] && is_window(p[1]);
-        *words = good ? 1 + 2 * (int64_t)p[1] : 0;
-        break;
-    case TM_DETECTOR_KINDS:
-    default:
+    complaint bad = {-1, NULL};
+    if ((int)kind < 0 || kind >= TM_DETECTOR_KINDS)
         return tm_fail(error, TM_ERR_VALUE, "there is no detector with the id %d", (int)kind);
+    check_parameters(kind, p, &bad);
+    if (bad.parameter >= 0) {
+        const char *name = table[kind].parameters;
+        for (int i = 0; i < bad.parameter; i++)
+            name = strchr(name, ' ') + 1;
+        return tm_fail(error, TM_ERR_VALUE, "%s: %.*s must be %s, not %g", table[kind].name,
+                       (int)strcspn(name, " "), name, bad.wanted, p[bad.parameter]);
     }
-    if (!good)
-        return tm_fail(error, TM_ERR_VALUE, "%s: a parameter (%s) is out of its range", table[kind].name,
-                       table[kind].parameters);
+    *words = count_words(kind, p);
     return TM_OK;
 }
 
-static int64_t words_of(const tm_detector *detector) {
-    tm_error ignored;
-    int64_t words = 0;
-    return tm_detector_words(detector->kind, detector->p, &words, &ignored) == TM_OK ? words : 0;
+tm_status tm_detector_check_state(const tm_detector *detector, tm_error *error) {
+    const tm_detector_kind kind = detector->kind;
+    const int is_sorted = kind == TM_DETECT_mad || kind == TM_DETECT_cusum || kind == TM_DETECT_linearity;
+    const int begins_with_count = kind != TM_DETECT_turbulence && kind != TM_DETECT_straggler;
+    const int64_t words = count_words(detector->kind, detector->p);
+    for (int64_t j = 0; j < detector->count; j++) {
+        tm_word *state = detector->words + j * words;
+        if ((begins_with_count && state[0].i < 0) ||
+            (is_sorted && !tm_sorted_state_holds(detector->p, state, kind)))
+            return tm_fail(error, TM_ERR_VALUE, "the state of %s for series %lld is damaged",
+                           table[kind].name, (long long)detector->members[j]);
+    }
+    return TM_OK;
 }
 
 void tm_detector_reset(const tm_detector *detector) {
-    const int64_t words = words_of(detector);
+    const int64_t words = count_words(detector->kind, detector->p);
     memset(detector->words, 0, (size_t)(words * detector->count) * sizeof *detector->words);
     if (detector->kind == TM_DETECT_turbulence)
         for (int64_t i = 0; i < detector->count; i++)
@@ -199,8 +305,9 @@ tm_status tm_detect_run(const tm_detect_call *call, int64_t *done, int64_t *foun
         const double *values = call->values + step * call->series;
         const uint8_t *valid = call->valid == NULL ? NULL : call->valid + step * call->series;
         for (size_t d = 0; d < call->count; d++) {
-            const int64_t more = run_detector(&call->detectors[d], words_of(&call->detectors[d]), values,
-                                              valid, call->events + used);
+            const int64_t more =
+                run_detector(&call->detectors[d], count_words(call->detectors[d].kind, call->detectors[d].p),
+                             values, valid, call->events + used);
             for (int64_t i = used; i < used + more; i++) {
                 call->events[i].step = step;
                 call->events[i].detector = (int64_t)d;

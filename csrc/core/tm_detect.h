@@ -79,6 +79,9 @@ const char *tm_detector_parameters(int kind);
 TM_NODISCARD tm_status tm_detector_words(tm_detector_kind kind, const double *p, int64_t *words,
                                          tm_error *error);
 
+/* Refuses words that no run of the rule can have left: the rules trust their counts and their order. */
+TM_NODISCARD tm_status tm_detector_check_state(const tm_detector *detector, tm_error *error);
+
 /* The state before the first value. */
 void tm_detector_reset(const tm_detector *detector);
 

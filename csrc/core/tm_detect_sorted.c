@@ -130,6 +130,35 @@ static sorted_window lay_out(tm_word *words, int64_t window) {
                            .window = window};
 }
 
+static sorted_window lay_out_linearity(tm_word *words, int64_t window, int64_t *flags) {
+    return (sorted_window){.taken = &words[0].i,
+                           .flags = flags,
+                           .ring = words + 1,
+                           .sorted = words + 1 + window,
+                           .window = window};
+}
+
+int tm_sorted_state_holds(const double *p, tm_word *words, tm_detector_kind kind) {
+    int64_t none = 0, shift = 1;
+    sorted_window at;
+    if (kind == TM_DETECT_linearity) {
+        at = lay_out_linearity(words, (int64_t)p[1], &none);
+    } else {
+        at = lay_out(words, (int64_t)p[kind == TM_DETECT_mad ? 1 : 2]);
+        shift = (int64_t)p[kind == TM_DETECT_mad ? 3 : 4];
+    }
+    if (*at.taken < 0 || *at.flags < 0 || *at.flags >= shift)
+        return 0;
+    const int64_t count = filled(&at);
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t found = lower_bound(at.sorted, count, at.ring[i].f);
+        if (!isfinite(at.sorted[i].f) || (i > 0 && at.sorted[i - 1].f > at.sorted[i].f) || found == count ||
+            at.sorted[found].f != at.ring[i].f)
+            return 0;
+    }
+    return 1;
+}
+
 tm_verdict tm_rule_mad(const double *p, tm_word *words, double x, tm_finding *finding) {
     const sorted_window at = lay_out(words, (int64_t)p[1]);
     double middle = 0, spread = 1;
@@ -169,9 +198,9 @@ tm_verdict tm_rule_cusum(const double *p, tm_word *words, double x, tm_finding *
 
 /* words: values taken, the ring, the same values by size */
 tm_verdict tm_rule_linearity(const double *p, tm_word *words, double x, tm_finding *finding) {
-    int64_t flags = 0;
+    int64_t none = 0;
     const int64_t window = (int64_t)p[1];
-    const sorted_window at = {&words[0].i, &flags, words + 1, words + 1 + window, NULL, window};
+    const sorted_window at = lay_out_linearity(words, window, &none);
     take(&at, x);
     if (*at.taken < window)
         return TM_VERDICT_NONE;

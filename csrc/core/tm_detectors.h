@@ -16,6 +16,9 @@ typedef tm_verdict (*tm_rule)(const double *p, tm_word *words, double x, tm_find
 TM_DETECTORS(TM_DECLARE_RULE)
 #undef TM_DECLARE_RULE
 
+/* Whether the words of a rule over a sorted window are a window's. */
+int tm_sorted_state_holds(const double *p, tm_word *words, tm_detector_kind kind);
+
 static inline tm_verdict tm_found(tm_finding *finding, tm_verdict verdict, double score, double limit) {
     *finding = (tm_finding){score, limit};
     return verdict;

@@ -31,6 +31,11 @@
     X(loss_add_state, "(state, other, /)")                                                                   \
     X(loss_means, "(state, row, /)")                                                                         \
     X(loss_layout, "()")                                                                                     \
+    X(detector_rules, "()")                                                                                  \
+    X(detector_words, "(kinds, parameters, /)")                                                              \
+    X(detector_reset, "(plan, state, /)")                                                                    \
+    X(detector_check, "(plan, state, /)")                                                                    \
+    X(detect, "(plan, state, values, valid, events, /)")                                                     \
     X(write_rows, "(plan, numbers, names, masks, json, header, /)")                                          \
     X(cpu_info, "()")                                                                                        \
     X(build_info, "()")
