@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from trainmon.ops import AttentionRows as AttentionRows
     from trainmon.ops import CastLosses as CastLosses
     from trainmon.ops import Comparison as Comparison
+    from trainmon.ops import Detection as Detection
+    from trainmon.ops import Detector as Detector
+    from trainmon.ops import DetectorBank as DetectorBank
     from trainmon.ops import Difference as Difference
     from trainmon.ops import ExpertMetrics as ExpertMetrics
     from trainmon.ops import ExpertState as ExpertState
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from trainmon.ops import NonFinite as NonFinite
     from trainmon.ops import QKClip as QKClip
     from trainmon.ops import Spectral as Spectral
+    from trainmon.ops import SpikeClass as SpikeClass
     from trainmon.ops import Staged as Staged
     from trainmon.ops import TensorDifferences as TensorDifferences
     from trainmon.ops import assign_churn as assign_churn
@@ -37,6 +41,7 @@ if TYPE_CHECKING:
     from trainmon.ops import bias_span as bias_span
     from trainmon.ops import build_info as build_info
     from trainmon.ops import compare as compare
+    from trainmon.ops import classify_spike as classify_spike
     from trainmon.ops import cpu_info as cpu_info
     from trainmon.ops import csv_rows as csv_rows
     from trainmon.ops import diff_norm as diff_norm
@@ -71,6 +76,9 @@ _HOME = {
     "AttentionLogits": "trainmon.ops",
     "AttentionRows": "trainmon.ops",
     "Comparison": "trainmon.ops",
+    "Detection": "trainmon.ops",
+    "Detector": "trainmon.ops",
+    "DetectorBank": "trainmon.ops",
     "Difference": "trainmon.ops",
     "ExpertMetrics": "trainmon.ops",
     "ExpertState": "trainmon.ops",
@@ -78,6 +86,7 @@ _HOME = {
     "Fingerprint": "trainmon.ops",
     "LossAccumulator": "trainmon.ops",
     "NonFinite": "trainmon.ops",
+    "SpikeClass": "trainmon.ops",
     "Staged": "trainmon.ops",
     "TensorDifferences": "trainmon.ops",
     "assign_churn": "trainmon.ops",
@@ -89,6 +98,7 @@ _HOME = {
     "Spectral": "trainmon.ops",
     "build_info": "trainmon.ops",
     "compare": "trainmon.ops",
+    "classify_spike": "trainmon.ops",
     "cpu_info": "trainmon.ops",
     "csv_rows": "trainmon.ops",
     "diff_norm": "trainmon.ops",

@@ -39,10 +39,10 @@ typedef struct complaint {
     const char *wanted;
 } complaint;
 
-static void require(complaint *complaint, int holds, int parameter, const char *wanted) {
-    if (!holds && complaint->parameter < 0) {
-        complaint->parameter = parameter;
-        complaint->wanted = wanted;
+static void require(complaint *bad, int holds, int parameter, const char *wanted) {
+    if (!holds && bad->parameter < 0) {
+        bad->parameter = parameter;
+        bad->wanted = wanted;
     }
 }
 

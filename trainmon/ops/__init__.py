@@ -18,6 +18,14 @@ from trainmon.ops.attention_records import (
     qk_clip,
 )
 from trainmon.ops.comparison import COMPARISON_DTYPE, Comparison, Place, compare
+from trainmon.ops.detectors import (
+    EVENT_DTYPE,
+    RULES,
+    VERDICTS,
+    Detection,
+    Detector,
+    DetectorBank,
+)
 from trainmon.ops.differences import Difference, TensorDifferences, diff_norm
 from trainmon.ops.fingerprints import Fingerprint, file_digest, fingerprint
 from trainmon.ops.histograms import CastLosses, ExponentHistogram, exponent_histogram, underflow_shares
@@ -29,6 +37,8 @@ from trainmon.ops.norms import multi_norm, plain_read
 from trainmon.ops.rows import csv_rows, json_rows
 from trainmon.ops.scan import NonFinite, scan_nonfinite
 from trainmon.ops.spectral import Spectral, merge_spectral, stable_rank
+from trainmon.ops.spectral import Spectral, stable_rank
+from trainmon.ops.spikes import SpikeClass, classify_spike
 from trainmon.ops.staging import Staged, stage, stage_size
 from trainmon.ops.stats import STATS_DTYPE, SUMMARY_DTYPE, finish_stats, merge_stats, tensor_stats
 
@@ -42,6 +52,15 @@ __all__ = [
     "CastLosses",
     "AttentionLogits",
     "AttentionRows",
+    "EVENT_DTYPE",
+    "RULES",
+    "STATS_DTYPE",
+    "SUMMARY_DTYPE",
+    "CastLosses",
+    "VERDICTS",
+    "Detection",
+    "Detector",
+    "DetectorBank",
     "Difference",
     "ExponentHistogram",
     "ExpertMetrics",
@@ -49,6 +68,7 @@ __all__ = [
     "LossAccumulator",
     "NonFinite",
     "QKClip",
+    "SpikeClass",
     "TensorDifferences",
     "assign_churn",
     "attention_logit_mean",
@@ -58,6 +78,7 @@ __all__ = [
     "Spectral",
     "build_info",
     "cpu_info",
+    "classify_spike",
     "csv_rows",
     "diff_norm",
     "expert_load",
