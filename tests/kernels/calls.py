@@ -41,6 +41,11 @@ def _sum_losses(losses: list[Any]) -> object:
     return [accumulator.mean, accumulator.gap, accumulator.bucket_means, accumulator.state]
 
 
+def _detect(values: Any) -> object:
+    bank = ops.DetectorBank(["skip_step_sigma", "mad", "turbulence"], values.shape[1])
+    return [bank.update(values), bank.state, ops.DetectorBank.from_state(bank.state).state]
+
+
 def _table(tensors: list[Any]) -> tuple[Any, ...]:
     return {"x": tensors[1][0], "name": ["a,b", None, "c", "d", "e", "f"]}, {"x": tensors[1][1] > 0}
 
@@ -70,6 +75,9 @@ def _stable_ranks(matrices: list[Any]) -> object:
 
 
 CALLS: dict[str, Call] = {
+    "DetectorBank": Call(
+        lambda tensors: (np.random.default_rng(0).exponential(size=(90, 3)),), any_tensors=False, use=_detect
+    ),
     "LossAccumulator": Call(lambda tensors: (tensors,), any_tensors=False, use=_sum_losses),
     "assign_churn": Call(lambda tensors: (_IDS[0], _IDS[1], 8), any_tensors=False),
     "attention_logit_mean": Call(_heads, any_tensors=False),
@@ -78,6 +86,7 @@ CALLS: dict[str, Call] = {
     "bias_span": Call(lambda tensors: (np.arange(8.0).reshape(2, 4),), any_tensors=False),
     "build_info": Call(lambda tensors: (), any_tensors=False),
     "compare": Call(lambda tensors: (tensors, [copy(tensor) for tensor in tensors])),
+    "classify_spike": Call(lambda tensors: ([1.0, 2.0], [9.0, 1.0]), any_tensors=False),
     "cpu_info": Call(lambda tensors: (), any_tensors=False),
     "csv_rows": Call(_table, any_tensors=False),
     "expert_load": Call(lambda tensors: (list(_IDS), 8, True), any_tensors=False),

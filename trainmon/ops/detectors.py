@@ -68,6 +68,7 @@ _PARAMETERS = 8
 _FORMAT = 1  # of the state array
 _HEADER = 4  # format, series, detectors, steps
 _PER_DETECTOR = 2 + _PARAMETERS  # kind, number of members, parameters
+_MOST_SERIES = 1 << 24  # in a state: a damaged one must not fill the memory with names
 _VALUES_A_CALL = 1 << 16  # the extension keeps the GIL
 
 
@@ -291,7 +292,7 @@ class DetectorBank:
             raise ValueError("this is no state of a detector bank, or one of another format")
         count, detectors, steps = (int(word) for word in words[1:_HEADER])
         rest = words[_HEADER:]
-        if not (0 <= detectors <= rest.size // _PER_DETECTOR and count >= 0 and steps >= 0):
+        if not (0 <= detectors <= rest.size // _PER_DETECTOR and 0 <= count <= _MOST_SERIES and steps >= 0):
             raise ValueError("the state is cut off or damaged: its header doesn't fit its length")
         table = rest[: detectors * _PER_DETECTOR].reshape(detectors, _PER_DETECTOR)
         rest = rest[table.size :]
@@ -340,7 +341,7 @@ class DetectorBank:
         count = len(self._names)
         if given.ndim not in (1, 2) or given.shape[-1] != count:
             raise ValueError(f"values must have shape [{count}] or [steps, {count}], not {given.shape}")
-        shown = np.ascontiguousarray(given.reshape(-1, count) if count else given.reshape(-1, 0), np.float64)
+        shown = np.ascontiguousarray(given if given.ndim == 2 else given[None], np.float64)
         if valid is None:
             return shown, None
         mask = np.asarray(valid, bool)
