@@ -15,6 +15,8 @@ import numpy as np
 
 import trainmon
 from benchmarks import histograms, losses, moe, overhead, reductions, rows
+from benchmarks import histograms, losses, overhead, reductions, rows
+from benchmarks import detectors, losses, overhead, reductions, rows
 from trainmon.ops import build_info, cpu_info
 
 # Title and measure(quick) of each kernel family, in the order of docs/kernels.md.
@@ -23,6 +25,7 @@ FAMILIES: list[tuple[str, Callable[[bool], list[Any]]]] = [
     ("Exponents and losses of casts", histograms.measure),
     ("Token-weighted loss", losses.measure),
     ("Mixture of experts", moe.measure),
+    ("Spike detectors", detectors.measure),
     ("Rows of CSV and JSON", rows.measure),
 ]
 

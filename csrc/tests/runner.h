@@ -72,6 +72,7 @@ double reference_norm(const void *data, int64_t n, tm_dtype dtype, tm_norm_order
     X(diff)                                                                                                  \
     X(blas)                                                                                                  \
     X(histogram)                                                                                             \
+    X(detect)                                                                                                \
     X(moe)                                                                                                   \
     X(spectral)                                                                                              \
     X(threads)

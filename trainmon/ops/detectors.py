@@ -303,6 +303,9 @@ class DetectorBank:
         if len(names) != count:
             raise ValueError(f"{len(names)} names for a state of {count} series")
         bank = cls({}, names)
+        watched = rest[: int(sizes.sum())]
+        if ((watched < 0) | (watched >= count)).any():
+            raise ValueError("the state is damaged: a detector watches a series that isn't there")
         ends = np.cumsum(sizes)
         members = [
             rest[end - size : end].copy() for end, size in zip(ends.tolist(), sizes.tolist(), strict=True)
@@ -310,7 +313,7 @@ class DetectorBank:
         bank._build(
             table[:, 0].copy(), np.ascontiguousarray(table[:, 2:]).view(np.float64), members or [rest[:0]]
         )
-        kept = rest[int(sizes.sum()) :]
+        kept = rest[watched.size :]
         if kept.size != bank._words.size:
             raise ValueError(f"the state has {kept.size} words, its detectors need {bank._words.size}")
         _core.detector_check(bank._plan, np.ascontiguousarray(kept))
