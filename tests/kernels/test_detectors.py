@@ -95,7 +95,7 @@ def history(seed: int, steps: int) -> Any:
 def test_twin(rule: str, log: bool) -> None:
     parameters = {**SMALL[rule], "log": True} if log else SMALL[rule]
     verdicts = set()
-    for seed in range(40):
+    for seed in range(size(12, 200)):
         values = history(seed, 240)
         found = found_in(bank_of(rule, **parameters), values)
         assert_same(found, found_by(twin_of(rule, **parameters), values))
@@ -316,7 +316,7 @@ def test_damaged_states_are_refused() -> None:
         DetectorBank.from_state(good, ["a", "b"])
     rng = np.random.default_rng(1)
     refused = 0
-    for _ in range(size(3000, 100_000)):
+    for _ in range(size(400, 100_000)):
         bad = good.copy()
         bad[rng.integers(bad.size)] = rng.choice([-1, 2**62, -(2**62), 7, rng.integers(2**63)])
         try:
@@ -327,7 +327,7 @@ def test_damaged_states_are_refused() -> None:
         except MemoryError:  # an honest header of an absurd size
             continue
         restored.update(rng.normal(5, 1, (40, len(restored.series))))
-    assert refused > 100
+    assert refused > 40
 
 
 def test_null_values_are_not_shown() -> None:

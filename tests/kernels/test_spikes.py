@@ -35,7 +35,9 @@ def test_lingering_or_divergent_by_the_trend_of_the_running_median() -> None:
 def test_a_value_that_is_not_finite_diverges_unless_the_run_recovers() -> None:
     assert classify_spike(BEFORE, [9.0, np.nan]).kind == "divergent"
     assert classify_spike(BEFORE, [np.inf]).kind == "divergent"
-    assert classify_spike(BEFORE, [np.nan, 2, 2, 2, 2, 2]) == ("recovering", 1, pytest.approx(BOUND))
+    assert classify_spike(BEFORE, [np.nan, 2, 2, 2, 2, 2]) == SpikeClass(
+        "recovering", 1, pytest.approx(BOUND)
+    )
     assert classify_spike([*BEFORE, np.nan], [9.0]).bound == pytest.approx(BOUND)
 
 

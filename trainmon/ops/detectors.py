@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -63,6 +63,7 @@ EVENT_DTYPE = np.dtype(
     ]
 )
 
+_EVENT_WORDS = EVENT_DTYPE.itemsize // 8
 _KINDS = {rule: number for number, rule in enumerate(RULES)}
 _PARAMETERS = 8
 _FORMAT = 1  # of the state array
@@ -87,7 +88,8 @@ class Detector:
     series: Sequence[str | int] | None = None
 
 
-class Detection(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Detection:
     """One event in words.
 
     Attributes:
@@ -158,7 +160,7 @@ class DetectorBank:
         starts = np.concatenate([[0], np.cumsum([m.size for m in members])]).astype(np.int64)
         self._plan = (kinds, parameters, starts, np.concatenate(members).astype(np.int64))
         self._words = np.zeros(int((words * np.diff(starts)).sum()), np.int64)
-        self._events = np.empty(max(int(starts[-1]), 64), EVENT_DTYPE)
+        self._events = np.empty((max(int(starts[-1]), 64), _EVENT_WORDS), np.int64)
         self._steps = 0
         _core.detector_reset(self._plan, self._words)
 
@@ -205,21 +207,22 @@ class DetectorBank:
             TypeError: values that are no real numbers.
         """
         shown, mask = self._shown(values, valid)
-        events: list[npt.NDArray[np.void]] = []
-        room = self._events.view(np.int64).reshape(-1, EVENT_DTYPE.itemsize // 8)
+        events: list[Int64] = []
         at_once = max(1, _VALUES_A_CALL // max(1, shown.shape[1]))
         first = 0
         while first < shown.shape[0]:
             some = slice(first, first + at_once)
             done, found = _core.detect(
-                self._plan, self._words, shown[some], None if mask is None else mask[some], room
+                self._plan, self._words, shown[some], None if mask is None else mask[some], self._events
             )
             if found:
                 events.append(self._events[:found].copy())
-                events[-1]["step"] += first
+                events[-1][:, 0] += first
             first += done
             self._steps += done
-        return np.concatenate(events) if events else np.empty(0, EVENT_DTYPE)
+        return (np.concatenate(events) if events else np.empty((0, _EVENT_WORDS), np.int64)).view(
+            EVENT_DTYPE
+        )[:, 0]
 
     def describe(self, events: npt.NDArray[np.void]) -> list[Detection]:
         """Events of `update` in words."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +13,8 @@ CALM = 5  # steps in a row below the bound
 TREND = 20  # steps of the running median
 
 
-class SpikeClass(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class SpikeClass:
     """How a spike ended.
 
     Attributes:
