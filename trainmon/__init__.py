@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from trainmon.ops import bias_saturated as bias_saturated
     from trainmon.ops import bias_span as bias_span
     from trainmon.ops import build_info as build_info
-    from trainmon.ops import compare as compare
     from trainmon.ops import classify_spike as classify_spike
+    from trainmon.ops import compare as compare
     from trainmon.ops import cpu_info as cpu_info
     from trainmon.ops import csv_rows as csv_rows
     from trainmon.ops import diff_norm as diff_norm

@@ -37,7 +37,6 @@ from trainmon.ops.norms import multi_norm, plain_read
 from trainmon.ops.rows import csv_rows, json_rows
 from trainmon.ops.scan import NonFinite, scan_nonfinite
 from trainmon.ops.spectral import Spectral, merge_spectral, stable_rank
-from trainmon.ops.spectral import Spectral, stable_rank
 from trainmon.ops.spikes import SpikeClass, classify_spike
 from trainmon.ops.staging import Staged, stage, stage_size
 from trainmon.ops.stats import STATS_DTYPE, SUMMARY_DTYPE, finish_stats, merge_stats, tensor_stats
@@ -54,9 +53,6 @@ __all__ = [
     "AttentionRows",
     "EVENT_DTYPE",
     "RULES",
-    "STATS_DTYPE",
-    "SUMMARY_DTYPE",
-    "CastLosses",
     "VERDICTS",
     "Detection",
     "Detector",
