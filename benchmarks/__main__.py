@@ -14,10 +14,7 @@ from typing import Any
 import numpy as np
 
 import trainmon
-from benchmarks import histograms, losses, moe, overhead, reductions, rows
-from benchmarks import histograms, losses, overhead, reductions, rows
-from benchmarks import detectors, losses, overhead, reductions, rows
-from benchmarks import detectors, histograms, losses, overhead, reductions, rows
+from benchmarks import detectors, histograms, losses, moe, overhead, reductions, rows
 from trainmon.ops import build_info, cpu_info
 
 # Title and measure(quick) of each kernel family, in the order of docs/kernels.md.
