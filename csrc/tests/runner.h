@@ -70,6 +70,7 @@ double reference_norm(const void *data, int64_t n, tm_dtype dtype, tm_norm_order
     X(loss)                                                                                                  \
     X(rows_text)                                                                                             \
     X(diff)                                                                                                  \
+    X(attention)                                                                                             \
     X(blas)                                                                                                  \
     X(histogram)                                                                                             \
     X(detect)                                                                                                \
