@@ -640,16 +640,21 @@ print(cpu_info()["tier"], digest.hexdigest())
 
 def test_no_memory_grows_with_queries_times_keys() -> None:
     code = """
-import resource
+import re
+from pathlib import Path
 import numpy as np
 from trainmon.ops import attention_logits
+
+def peak():  # KiB; unlike ru_maxrss it knows nothing of the process before exec
+    return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
+
 q, k = (np.ones((1, 2, 32768, 4), np.float16) for _ in range(2))
-attention_logits(q[:, :, :1000], k[:, :, :1000])
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before = peak()
 attention_logits(q, k, threads=2)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+print(peak() - before)
 """
-    assert int(output(code)) < 64 * 1024  # KiB; all scores of one head are 4 GiB
+    grown = int(output(code))  # KiB; all scores of one head are 4 GiB
+    assert 512 < grown < 64 * 1024  # a tile at least, or the measure is wrong
 
 
 # ---- errors ----
