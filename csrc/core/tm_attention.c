@@ -143,7 +143,7 @@ typedef struct shared {
     void (*work)(const tm_attention_call *call, int64_t number, float *scratch);
     int64_t count;
     float *scratch; /* [workers][floats] */
-    size_t floats;
+    size_t floats; /* a multiple of 16: workers share no cache line, and doubles are aligned */
     atomic_llong next;
     atomic_size_t next_worker;
 } shared;
@@ -173,7 +173,7 @@ static double products(const tm_attention_call *call) {
 static tm_status run(const tm_attention_call *call,
                      void (*work)(const tm_attention_call *call, int64_t number, float *scratch),
                      int64_t count, size_t floats, double worth, tm_error *error) {
-    shared s = {.call = call, .work = work, .count = count, .floats = floats + 16};
+    shared s = {.call = call, .work = work, .count = count, .floats = (floats + 31) / 16 * 16};
     int64_t workers = call->input->threads < TM_MAX_WORKERS ? call->input->threads : TM_MAX_WORKERS;
     workers = (double)workers > worth ? (int64_t)worth : workers;
     workers = workers > count ? count : workers;
