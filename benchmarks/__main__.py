@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 import trainmon
-from benchmarks import detectors, histograms, losses, moe, overhead, reductions, rows
+from benchmarks import attention, detectors, histograms, losses, moe, overhead, reductions, rows
 from trainmon.ops import build_info, cpu_info
 
 # Title and measure(quick) of each kernel family, in the order of docs/kernels.md.
@@ -24,6 +24,7 @@ FAMILIES: list[tuple[str, Callable[[bool], list[Any]]]] = [
     ("Token-weighted loss", losses.measure),
     ("Mixture of experts", moe.measure),
     ("Spike detectors", detectors.measure),
+    ("Attention logits", attention.measure),
     ("Rows of CSV and JSON", rows.measure),
 ]
 

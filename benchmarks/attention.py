@@ -192,7 +192,9 @@ def one_depth(length: int, depth: int, rounds: int) -> list[Row]:
 
 def memory(rows: int) -> Row:
     """Growth of the process' peak over the inputs, OpenBLAS' own buffers included."""
-    done = subprocess.run([sys.executable, "-c", MEMORY.format(rows=rows)], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", MEMORY.format(rows=rows)], capture_output=True, text=True, check=True
+    )
     mib = int(done.stdout) / 1024
     return Row(
         "attention_logits, 32,768 keys, memory beside the inputs",

@@ -143,7 +143,7 @@ typedef struct shared {
     void (*work)(const tm_attention_call *call, int64_t number, float *scratch);
     int64_t count;
     float *scratch; /* [workers][floats] */
-    size_t floats; /* a multiple of 16: workers share no cache line, and doubles are aligned */
+    size_t floats;  /* a multiple of 16: workers share no cache line, and doubles are aligned */
     atomic_llong next;
     atomic_size_t next_worker;
 } shared;
