@@ -5,15 +5,20 @@ Probes register *parts* (numbers that merge over micro-batches and ranks by sum,
 ``[SUM | MAX | LOCAL]`` in one float64 buffer, so that a sample is an index write, a cross-rank reduction is two
 slices, and every sink renders the same snapshot.
 
+Ranks lay out alike: each names the subjects of its own parts (the parameters of its pipeline stage, say), and all take
+the union, so that the slices merge element by element.
+
 Undefined is null: a validity flag that is off, ``None`` in a snapshot; never 0 and never an old value. Non-finite
 values stay themselves.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,13 +52,18 @@ def root(square: Floats) -> tuple[Floats, bool]:
 
 @dataclass(slots=True)
 class Part:
-    """A mergeable slot of the frame: ``size`` float64 values at ``offset`` (assigned when the registry freezes)."""
+    """A mergeable slot of the frame: ``size`` float64 values at ``offset`` (assigned when the registry freezes).
+
+    Attributes:
+        places: where this rank's own values stand among all ranks'; None: they are all, in this order.
+    """
 
     name: str
     reduce: Reduce
     size: int
     offset: int = -1
     index: int = -1
+    places: NDArray[np.int64] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,8 +183,24 @@ class Registry:
         self.series[name] = series
         return series
 
-    def freeze(self) -> None:
-        """Assigns offsets: all sums, then maxima and minima (kept negated), then local values."""
+    def describe(self) -> bytes:
+        """This rank's parts and series, for the other ranks' :meth:`freeze`."""
+        subjects = self._subjects_of_parts()
+        parts = [[part.name, part.reduce, part.size, subjects.get(part.name)] for part in self.parts.values()]
+        series = [[name, [part.name for part in one.parts]] for name, one in self.series.items()]
+        return json.dumps({"parts": parts, "series": series}).encode()
+
+    def freeze(self, everybody: Sequence[bytes] = ()) -> None:
+        """Assigns offsets: all sums, then maxima and minima (kept negated), then local values.
+
+        Args:
+            everybody: what ``describe`` gave on each rank, in the same order on all of them; empty for one rank.
+
+        Raises:
+            ValueError: the ranks have other parts or series than this one; names the rank and the first of them.
+        """
+        if len(everybody) > 1:
+            self._unite([json.loads(message) for message in everybody])
         offset = 0
         blocks: tuple[tuple[Reduce, ...], ...] = (("sum", "cat"), ("max", "min"), ("local",))
         ends = []
@@ -186,6 +212,52 @@ class Registry:
             ends.append(offset)
         self.sum_size, self.max_size, self.size = ends[0], ends[1] - ends[0], offset
         self._frozen = True
+
+    def _subjects_of_parts(self) -> dict[str, tuple[str, ...]]:
+        """The subjects of the parts that have one value each of them."""
+        found: dict[str, tuple[str, ...]] = {}
+        for series in self.series.values():
+            for part in series.parts:
+                if series.subjects is None or part.size != len(series.subjects) or part.reduce == "local":
+                    continue
+                if found.setdefault(part.name, series.subjects) != series.subjects:
+                    raise ValueError(f"part {part.name!r} has two lists of subjects, one by {series.name}")
+        return found
+
+    def _unite(self, ranks: Sequence[Mapping[str, Any]]) -> None:
+        mine = json.loads(self.describe())
+        union: dict[str, dict[str, None]] = {}
+        for rank, other in enumerate(ranks):
+            for kind, key in (("series", slice(0, 2)), ("parts", slice(0, 2))):
+                ours, theirs = ([entry[key] for entry in side[kind]] for side in (mine, other))
+                if ours != theirs:
+                    differing = next(
+                        (x for x in (*ours, *theirs) if x not in ours or x not in theirs), ours[:1]
+                    )
+                    raise ValueError(
+                        f"rank {rank} measures something else than this one, first {kind} {differing[0]!r}: all ranks "
+                        "need the same configuration, the same version of trainmon and a model of one kind"
+                    )
+            for (name, _, size, subjects), part in zip(other["parts"], self.parts.values(), strict=True):
+                if subjects is not None:
+                    union.setdefault(name, {}).update(dict.fromkeys(subjects))
+                elif part.reduce != "local" and size != part.size:
+                    raise ValueError(f"rank {rank} has {size} values of part {name!r}, this one {part.size}")
+        own = self._subjects_of_parts()
+        for name, names in union.items():
+            everyone = tuple(names)
+            if everyone != own.get(name):
+                where = {subject: index for index, subject in enumerate(everyone)}
+                self.parts[name].places = np.array([where[one] for one in own.get(name, ())], np.int64)
+                self.parts[name].size = len(everyone)
+        for series in list(self.series.values()):
+            names_of = [union[part.name] for part in series.parts if part.name in union]
+            if names_of and series.subjects is not None:
+                self.series[series.name] = dataclasses.replace(series, subjects=tuple(names_of[0]))
+
+
+def _place(part: Part, index: int) -> int:
+    return part.offset + (index if part.places is None else int(part.places[index]))
 
 
 class Frame:
@@ -218,13 +290,13 @@ class Frame:
 
     def set(self, part: Part, value: float, index: int = 0) -> None:
         """Writes one value; a later write replaces it."""
-        at = part.offset + index
+        at = _place(part, index)
         self.values[at] = -value if part.reduce == "min" else value
         self.valid[at] = True
 
     def add(self, part: Part, value: float, index: int = 0) -> None:
         """Merges one more value by the part's own reduce. NaN stays NaN in maxima too."""
-        at = part.offset + index
+        at = _place(part, index)
         if not self.valid[at]:
             self.set(part, value, index)
         elif part.reduce in ("max", "min"):
@@ -233,16 +305,39 @@ class Frame:
             self.values[at] += value
 
     def fill(self, part: Part, values: Floats, valid: Flags | bool = True) -> None:
-        """Writes all ``part.size`` values at once."""
-        where = slice(part.offset, part.offset + part.size)
+        """Writes all of this rank's own values at once."""
+        where: Any = slice(part.offset, part.offset + part.size)
+        if part.places is not None:
+            where = part.offset + part.places
         self.values[where] = -values if part.reduce == "min" else values
         self.valid[where] = valid
 
     def get(self, part: Part) -> tuple[Floats, Flags]:
-        """``(values, valid)`` of a part, in its own sign."""
+        """``(values, valid)`` of a part, all ranks' subjects, in its own sign."""
         where = slice(part.offset, part.offset + part.size)
         values = self.values[where]
         return (-values if part.reduce == "min" else values), self.valid[where]
+
+    def pack(self) -> tuple[Floats, Floats]:
+        """What the ranks merge: sums (values, then how many ranks know each value, then the step) and maxima (values,
+        then the step). Unknown values are 0 and -inf; a NaN stays one."""
+        shared = self.registry.sum_size + self.registry.max_size
+        step = [float(self.step)]
+        return np.concatenate([self.sums, self.valid[:shared], step]), np.concatenate([self.maxima, step])
+
+    def unpack(self, sums: Floats, maxima: Floats) -> None:
+        """Takes the merged values of all ranks; valid is what any of them knew.
+
+        Raises:
+            ValueError: the ranks were not at the same step.
+        """
+        shared = self.registry.sum_size + self.registry.max_size
+        ranks = sums[-1] / self.step if self.step else 1.0
+        if maxima[-1] != self.step or ranks != round(ranks):
+            raise ValueError(f"ranks report different steps: this one {self.step}, another {maxima[-1]:g}")
+        self.sums[:] = sums[: self.registry.sum_size]
+        self.maxima[:] = maxima[:-1]
+        self.valid[:shared] = sums[self.registry.sum_size : -1] > 0
 
     def snapshot(
         self, *, wall_time: float, elapsed: float, total_steps: int | None, due: Callable[[str], bool]
