@@ -11,6 +11,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from trainmon.ops._doubles import doubles
+
 Float = npt.NDArray[np.float64]
 Count = npt.NDArray[np.int64]
 Point = Literal["scaled", "masked"]
@@ -219,7 +221,7 @@ class AttentionRows:
         with np.errstate(divide="ignore", invalid="ignore"):
             share, inverse = (denominator - 1) / (keys - 1), 1 / denominator
         return AttentionLogits(
-            max=np.max(m, axis=axes, initial=-np.inf),
+            max=m.max(axis=axes, initial=-np.inf),
             sum_l=total(denominator),
             sum_l2=total(denominator * denominator),
             rows=np.count_nonzero(counted, axis=axes),
@@ -243,9 +245,13 @@ def merge_key_splits(parts: Iterable[AttentionRows]) -> AttentionRows:
     key for a row changes nothing. A row that is not finite in one piece is not finite.
 
     Raises:
+        TypeError: a part is something else.
         ValueError: no parts, or rows of different shapes.
     """
     parts = tuple(parts)
+    for position, part in enumerate(parts):
+        if not isinstance(part, AttentionRows):
+            raise TypeError(f"parts[{position}] must be an AttentionRows, not {type(part).__name__}")
     shapes = {np.shape(part.max) for part in parts}
     if len(shapes) != 1:
         raise ValueError(f"the parts must be of the same rows, not of shapes {sorted(shapes)}")
@@ -305,7 +311,7 @@ def qk_clip(max: npt.ArrayLike | AttentionLogits, tau: float = 100.0) -> QKClip:
         if max.point != "scaled":
             raise ValueError("QK-clip takes logits at point 'scaled', before softcap and sink")
         max = max.max
-    largest = np.asarray(max, np.float64)
+    largest = doubles(max, "max")
     alarm = np.isnan(largest) | (largest == np.inf)
     with np.errstate(divide="ignore", invalid="ignore"):
         gamma = np.where(largest > tau, tau / largest, 1.0)

@@ -347,7 +347,7 @@ class DetectorBank:
         count = len(self._names)
         if given.ndim not in (1, 2) or given.shape[-1] != count:
             raise ValueError(f"values must have shape [{count}] or [steps, {count}], not {given.shape}")
-        shown = np.ascontiguousarray(given if given.ndim == 2 else given[None], np.float64)
+        shown = np.require(given if given.ndim == 2 else given[None], np.float64, ["C", "ALIGNED"])
         if valid is None:
             return shown, None
         mask = np.asarray(valid, bool)

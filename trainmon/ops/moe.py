@@ -7,6 +7,7 @@ from typing import Any, Literal, overload
 import numpy as np
 import numpy.typing as npt
 
+from trainmon.ops._doubles import doubles
 from trainmon.ops._extension import Array, Tensors, _core
 
 
@@ -105,7 +106,7 @@ def expert_migration(old_map: npt.ArrayLike, new_map: npt.ArrayLike) -> Any:
             f"old_map has shape {old.shape} and new_map {new.shape}: both must be [E], [layers, E] or "
             "[layers, E, copies]"
         )
-    moved = np.any(np.sort(old) != np.sort(new), axis=-1) if old.ndim == 3 else old != new
+    moved = (np.sort(old) != np.sort(new)).any(axis=-1) if old.ndim == 3 else old != new
     return np.int64(0) + np.count_nonzero(moved, axis=-1)
 
 
@@ -136,7 +137,7 @@ def bias_saturated(bias: npt.ArrayLike, cap: float) -> Any:
 
 
 def _biases(bias: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    values = np.asarray(bias, np.float64)
+    values = doubles(bias, "bias")
     if values.ndim == 0 or values.shape[-1] == 0:
         raise ValueError(f"bias must have shape [..., E], not {values.shape}")
     return values

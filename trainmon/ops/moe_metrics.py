@@ -291,7 +291,7 @@ def _counts(counts: npt.ArrayLike) -> tuple[Float64, Float64 | None]:
         return block, None
     groups = np.ascontiguousarray(given, np.float64)
     with np.errstate(invalid="ignore", over="ignore"):  # refused later, with their place
-        np.sum(groups, axis=1, out=block[0])
+        groups.sum(axis=1, out=block[0])  # the method: np.sum crashes Python 3.11 when memory fails in it
     return block, groups
 
 

@@ -108,8 +108,14 @@ def merge_spectral(blocks: Iterable[Spectral]) -> Spectral:
     Returns:
         A `Spectral` with `stopped_by` "blocks" and the largest number of `passes`; "nonfinite" if a block is,
         "zero" if all are. `low` is right with probability 1 - epsilon times the number of blocks or better.
+
+    Raises:
+        TypeError: a block is something else.
     """
     blocks = tuple(blocks)
+    for position, block in enumerate(blocks):
+        if not isinstance(block, Spectral):
+            raise TypeError(f"blocks[{position}] must be a Spectral, not {type(block).__name__}")
     passes = max((block.passes for block in blocks), default=0)
     parts = [block for block in blocks if block.stopped_by != "zero"]
     if not parts or any(block.stopped_by == "nonfinite" for block in parts):

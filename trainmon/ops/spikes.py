@@ -8,6 +8,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from trainmon.ops._doubles import doubles
+
 HORIZON = 100  # steps within which a spike must recover
 CALM = 5  # steps in a row below the bound
 TREND = 20  # steps of the running median
@@ -41,13 +43,14 @@ def classify_spike(before: npt.ArrayLike, after: npt.ArrayLike) -> SpikeClass:
         over 20 steps does not rise (least-squares slope over those steps <= 0), *divergent* if it rises.
 
     Raises:
+        TypeError: complex numbers or a masked array.
         ValueError: nothing finite before, nothing after, or more than one axis.
     """
-    history = np.asarray(before, np.float64)
-    follows = np.asarray(after, np.float64)[: HORIZON + 1]
+    history = doubles(before, "before")
+    follows = doubles(after, "after")
     if history.ndim != 1 or follows.ndim != 1:
         raise ValueError(f"before and after must have one axis, not {history.ndim} and {follows.ndim}")
-    history = history[np.isfinite(history)]
+    history, follows = history[np.isfinite(history)], follows[: HORIZON + 1]
     if history.size == 0 or follows.size == 0:
         raise ValueError("a spike needs a finite value before it and its own value")
     middle = float(np.median(history))
