@@ -1,8 +1,7 @@
 /* Differences of a chunk (contract: tm_diff_kernels.h). The difference of two widened elements is rounded, so
  * its square is too and nothing may be fused; the square of a narrow element is exact. */
 #include "tm_bytes.h"
-#include "tm_rows.h"
-#include "tm_same.h"
+#include "tm_widen.h"
 
 #include <string.h>
 
@@ -14,26 +13,6 @@ TM_INLINE void diff_row_double(double *diff, double *weight, const double *now, 
     }
 }
 
-#if defined(__AVX512F__) /* why: tm_rows.h */
-TM_INLINE void diff_row_float(double *diff, double *weight, const float *now, const float *before) {
-    for (int l = 0; l < TM_LANES; l += 8) {
-        __m512d wide = _mm512_cvtps_pd(_mm256_loadu_ps(before + l));
-        __m512d difference = _mm512_sub_pd(_mm512_cvtps_pd(_mm256_loadu_ps(now + l)), wide);
-        __m512d square = _mm512_mul_pd(difference, difference);
-        _mm512_storeu_pd(diff + l, _mm512_add_pd(_mm512_loadu_pd(diff + l), square));
-        _mm512_storeu_pd(weight + l, _mm512_fmadd_pd(wide, wide, _mm512_loadu_pd(weight + l)));
-    }
-}
-#else
-TM_INLINE void diff_row_float(double *diff, double *weight, const float *now, const float *before) {
-    for (int l = 0; l < TM_LANES; l++) {
-        double wide = before[l], difference = now[l] - wide;
-        diff[l] = TM_ADD_ROUNDED_SQUARE(diff[l], difference);
-        weight[l] = TM_ADD_EXACT_SQUARE(weight[l], wide);
-    }
-}
-#endif
-
 /* How many of a row of doubles are NaN or infinite. */
 TM_NOINLINE int64_t diff_count_nonfinite(const double *row) {
     const tm_int64 *bits = (const tm_int64 *)row;
@@ -44,9 +23,25 @@ TM_NOINLINE int64_t diff_count_nonfinite(const double *row) {
     return count;
 }
 
+#if defined(__AVX512BW__)
+#    define TM_DIFF_AVX512
+#    include "diff_avx512.h"
+#else
+#    include "tm_rows.h"
+#    include "tm_same.h"
+
+TM_INLINE void diff_row_float(double *diff, double *weight, const float *now, const float *before) {
+    for (int l = 0; l < TM_LANES; l++) {
+        double wide = before[l], difference = now[l] - wide;
+        diff[l] = TM_ADD_ROUNDED_SQUARE(diff[l], difference);
+        weight[l] = TM_ADD_EXACT_SQUARE(weight[l], wide);
+    }
+}
+
 TM_SAME(int16_t)
 TM_SAME(tm_int32)
 TM_SAME(tm_int64)
+#endif
 
 #define TM_TEMPLATE "diff_float.h"
 #include "each_float.h"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -86,22 +88,27 @@ def diff_norm(
     if columns is not None:
         (norms, previous_norms), (ns, same, nonfinite) = columns
         each = TensorDifferences(
-            norms, previous_norms, _quotient(norms, previous_norms), _quotient(same, ns), ns, nonfinite
+            norms, previous_norms, _quotients(norms, previous_norms), _quotients(same, ns), ns, nonfinite
         )
     return Difference(
         norm=np.float64(norm),
         previous_norm=np.float64(previous_norm),
-        ratio=np.float64(_quotient(np.float64(norm), np.float64(previous_norm))),
-        unchanged=np.float64(_quotient(np.float64(n_same), np.float64(n))),
+        ratio=np.float64(_quotient(norm, previous_norm)),
+        unchanged=np.float64(_quotient(n_same, n)),
         n=n,
         n_nonfinite=n_nonfinite,
         each=each,
     )
 
 
-def _quotient(
-    above: npt.NDArray[np.generic] | np.float64, below: npt.NDArray[np.generic] | np.float64
-) -> Floats:
-    """above / below with x/0 = inf and 0/0 = NaN, without warnings."""
+def _quotient(above: float, below: float) -> float:
+    """above / below with x/0 = inf and 0/0 = NaN, for what is not negative."""
+    if below == 0:
+        return math.inf if above > 0 else math.nan
+    return above / below
+
+
+def _quotients(above: npt.NDArray[Any], below: npt.NDArray[Any]) -> Floats:
+    """The same for arrays, without warnings."""
     with np.errstate(all="ignore"):
         return np.divide(above, below, dtype=np.float64)
