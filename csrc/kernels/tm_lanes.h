@@ -56,10 +56,14 @@ TM_INLINE double tm_lane_total(const double *lane) {
  * the end are harmless: a prefetch never faults. */
 #define TM_PREFETCH_NEAR 3072
 #define TM_PREFETCH_FAR 6144
-TM_INLINE void tm_prefetch_row(const void *row, int bytes) {
+TM_INLINE void tm_prefetch_near(const void *row, int bytes) {
     for (int offset = 0; offset < bytes; offset += 64) {
         __builtin_prefetch((const char *)row + TM_PREFETCH_NEAR + offset, 0, 3);
     }
+}
+
+TM_INLINE void tm_prefetch_row(const void *row, int bytes) {
+    tm_prefetch_near(row, bytes);
     for (int offset = 0; offset < bytes; offset += 64) {
         __builtin_prefetch((const char *)row + TM_PREFETCH_FAR + offset, 0, 2);
     }
