@@ -89,13 +89,15 @@ CALLS: dict[str, Call] = {
     "classify_spike": Call(lambda tensors: ([1.0, 2.0], [9.0, 1.0]), any_tensors=False),
     "cpu_info": Call(lambda tensors: (), any_tensors=False),
     "csv_rows": Call(_table, any_tensors=False),
+    "diff_norm": Call(
+        lambda tensors: (tensors, [copy(tensor) for tensor in tensors], True, True), writes=(1,)
+    ),
     "expert_load": Call(lambda tensors: (list(_IDS), 8, True), any_tensors=False),
     "expert_metrics": Call(lambda tensors: (np.arange(16).reshape(2, 2, 4), 1.25, 2), any_tensors=False),
     "expert_migration": Call(lambda tensors: (_IDS[0], _IDS[1]), any_tensors=False),
     "exponent_histogram": Call(lambda tensors: (tensors, True)),
-    "diff_norm": Call(
-        lambda tensors: (tensors, [copy(tensor) for tensor in tensors], True, True), writes=(1,)
-    ),
+    "file_digest": Call(lambda tensors: (__file__,), any_tensors=False),
+    "fingerprint": Call(lambda tensors: (tensors,)),
     "finish_stats": Call(lambda tensors: (ops.tensor_stats(tensors),), any_tensors=False),
     "json_rows": Call(_table, any_tensors=False),
     "loss_gap": Call(lambda tensors: ([6.0, 4.0], [3, 1]), any_tensors=False),
@@ -108,6 +110,8 @@ CALLS: dict[str, Call] = {
     "qk_clip": Call(lambda tensors: (np.array([50.0, 200.0, np.nan]),), any_tensors=False),
     "scan_nonfinite": Call(lambda tensors: (tensors,)),
     "stable_rank": Call(lambda tensors: (tensors,), use=_stable_ranks),
+    "stage": Call(lambda tensors: (tensors,)),
+    "stage_size": Call(lambda tensors: (tensors,)),
     "tensor_stats": Call(lambda tensors: (tensors,)),
     "underflow_shares": Call(lambda tensors: (tensors, ("bf16", "e4m3fn"), 3.0, True)),
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -108,7 +107,7 @@ def _quotient(above: float, below: float) -> float:
     return above / below
 
 
-def _quotients(above: npt.NDArray[Any], below: npt.NDArray[Any]) -> Floats:
+def _quotients(above: Floats | Counts, below: Floats | Counts) -> Floats:
     """The same for arrays, without warnings."""
     with np.errstate(all="ignore"):
-        return np.divide(above, below, dtype=np.float64)
+        return np.asarray(np.divide(above, below), np.float64)
