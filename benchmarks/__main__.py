@@ -14,7 +14,19 @@ from typing import Any
 import numpy as np
 
 import trainmon
-from benchmarks import attention, detectors, differences, histograms, losses, moe, overhead, reductions, rows
+from benchmarks import (
+    attention,
+    detectors,
+    differences,
+    fingerprints,
+    histograms,
+    losses,
+    moe,
+    overhead,
+    reductions,
+    rows,
+    staging,
+)
 from trainmon.ops import build_info, cpu_info
 
 # Title and measure(quick) of each kernel family, in the order of docs/kernels.md.
@@ -22,6 +34,8 @@ FAMILIES: list[tuple[str, Callable[[bool], list[Any]]]] = [
     ("Statistics, norms, scan", reductions.measure),
     ("Exponents and losses of casts", histograms.measure),
     ("Differences", differences.measure),
+    ("Fingerprints", fingerprints.measure),
+    ("Staging", staging.measure),
     ("Token-weighted loss", losses.measure),
     ("Mixture of experts", moe.measure),
     ("Spike detectors", detectors.measure),

@@ -93,7 +93,7 @@ def fingerprint(
             another number of pieces than tensors; `threads` below 1.
         TypeError: an element that can't be read; the message names its position.
 
-    Formula: docs/kernels/fingerprint.md.
+    Formula: docs/kernels/fingerprints.md.
     """
     if bits not in (64, 128):
         raise ValueError(f"bits must be 64 or 128, not {bits!r}")
@@ -145,7 +145,7 @@ def file_digest(path: str | os.PathLike[str], algorithm: Literal["gf128", "sha25
         ValueError: another algorithm.
         OSError: the file can't be opened or read; it names the path.
 
-    Formula: docs/kernels/fingerprint.md, "Files".
+    Formula: docs/kernels/fingerprints.md, "Files".
     """
     if algorithm not in ("gf128", "sha256"):
         raise ValueError(f"algorithm must be 'gf128' or 'sha256', not {algorithm!r}")
