@@ -23,7 +23,7 @@ static double within(double value, double low, double high) {
 
 /* Room for one layer at a time, `experts` numbers each. */
 typedef struct layer_memory {
-    double *sorted, *share; /* counts, ascending; c / C of these */
+    tm_moe_runs runs;
     uint64_t *keys, *spare;
 } layer_memory;
 
@@ -32,7 +32,7 @@ typedef struct layer_counts {
     const tm_expert_options *options;
     const layer_memory *memory;
     int64_t index;
-    size_t experts;
+    size_t experts, runs;
     const double *counts;
     double total;   /* C > 0 */
     double *metric; /* the layer's column; rows are `layers` apart */
@@ -52,13 +52,13 @@ static void spread_metrics(const layer_counts *layer) {
     const double scale = layer->total < 0x1p-400 ? 0x1p600 : 1;
     const size_t experts = layer->experts;
     const double n = (double)experts, total = layer->total * scale, mean = total / n, most = tm_moe_log(n);
-    const double *sorted = layer->memory->sorted;
+    const tm_moe_runs *of = &layer->memory->runs;
+    const double least = of->value[0], largest = of->value[layer->runs - 1];
     tm_moe_spread spread;
-    layer->kernels->spread(&spread, sorted, experts, mean, scale);
-    const double entropy =
-        within(layer->kernels->entropy(layer->memory->share, sorted, experts, layer->total), 0, most);
-    put(layer, TM_EXPERT_max_vio, within(sorted[experts - 1] * n / layer->total - 1, 0, n - 1));
-    put(layer, TM_EXPERT_min_vio, within(1 - sorted[0] * n / layer->total, 0, 1));
+    layer->kernels->spread(&spread, of, layer->runs, experts, mean, scale);
+    const double entropy = within(layer->kernels->entropy(of, layer->runs, layer->total), 0, most);
+    put(layer, TM_EXPERT_max_vio, within(largest * n / layer->total - 1, 0, n - 1));
+    put(layer, TM_EXPERT_min_vio, within(1 - least * n / layer->total, 0, 1));
     put(layer, TM_EXPERT_load_entropy, entropy);
     put(layer, TM_EXPERT_load_entropy_norm, experts == 1 ? 1 : entropy / most);
     put(layer, TM_EXPERT_experts_effective, within(exp(entropy), 1, n));
@@ -71,6 +71,7 @@ static void spread_metrics(const layer_counts *layer) {
 static void drop_metrics(const layer_counts *layer) {
     const tm_expert_options *options = layer->options;
     const tm_moe_kernels *kernels = layer->kernels;
+    const tm_moe_runs *of = &layer->memory->runs;
     const size_t experts = layer->experts;
     const double n = (double)experts, factor = options->capacity_factor;
     double over = 0;
@@ -81,7 +82,7 @@ static void drop_metrics(const layer_counts *layer) {
         return;
     }
     if (options->group_counts == NULL) {
-        over = kernels->sum_above(layer->memory->sorted, experts, ceil(factor * layer->total / n));
+        over = kernels->runs_above(of, layer->runs, ceil(factor * layer->total / n), 1);
     } else {
         const double *group = options->group_counts + layer->index * options->groups * (int64_t)experts;
         for (int64_t g = 0; g < options->groups; g++, group += experts) {
@@ -90,7 +91,7 @@ static void drop_metrics(const layer_counts *layer) {
     }
     put(layer, TM_EXPERT_drop_forecast, within(over / layer->total, 0, 1));
     put(layer, TM_EXPERT_drop_forecast_mf,
-        within(kernels->sum_above(layer->memory->share, experts, factor / n), 0, 1));
+        within(kernels->runs_above(of, layer->runs, factor / n, layer->total), 0, 1));
 }
 
 /* Replicas share their expert's load equally. */
@@ -287,8 +288,9 @@ static void prefetch_row(layer_counts layer, const tm_expert_state *state) {
 static void one_layer(layer_counts *layer, const tm_expert_state *state, const tm_expert_results *results) {
     const layer_memory *memory = layer->memory;
     prefetch_row(*layer, state);
-    layer->kernels->sort(memory->sorted, layer->counts, layer->experts, memory->keys, memory->spare);
-    layer->total = layer->kernels->sum(memory->sorted, layer->experts);
+    layer->runs =
+        layer->kernels->runs(&memory->runs, layer->counts, layer->experts, memory->keys, memory->spare);
+    layer->total = layer->kernels->runs_sum(&memory->runs, layer->runs);
     if (layer->total == 0) {
         null_layer(layer, results);
         return;
@@ -317,16 +319,15 @@ tm_status tm_expert_metrics(const double *counts, const tm_expert_options *optio
         return status;
     }
     /* lines of the cache: the widest vectors cross none */
-    const size_t each = ((size_t)experts + 7) / 8 * 8;
-    char *memory_block = tm_allocate(each * 4 + 8, sizeof(double));
+    const size_t each = ((size_t)experts + 8) / 8 * 8;
+    char *memory_block = tm_allocate(each * 5 + 8, sizeof(double));
     if (memory_block == NULL) {
         return tm_fail(error, TM_ERR_MEMORY, "no memory to sort %lld counts", (long long)experts);
     }
     double *room = (double *)(memory_block + (0 - (uintptr_t)memory_block) % 64);
-    const layer_memory memory = {.sorted = room,
-                                 .share = room + each,
-                                 .keys = (uint64_t *)(room + 2 * each),
-                                 .spare = (uint64_t *)(room + 3 * each)};
+    const layer_memory memory = {.runs = {room, room + each, room + 2 * each},
+                                 .keys = (uint64_t *)(room + 3 * each),
+                                 .spare = (uint64_t *)(room + 4 * each)};
     fill_nan(results->metric, TM_EXPERT_METRIC_COUNT * layers);
     for (int64_t l = 0; l < layers; l++) {
         layer_counts layer = {.kernels = kernels,

@@ -62,22 +62,37 @@ TM_NOINLINE double layer_bad(const double *values, size_t n, double limit) {
     return bad;
 }
 
-TM_NOINLINE double layer_entropy(double *share, const double *counts, size_t n, double total) {
+TM_NOINLINE double layer_runs_sum(const tm_moe_runs *of, size_t runs) {
+    const double *value = of->value, *times = of->times;
     double sum;
-    for (size_t e = 0; e < n; e++) {
-        share[e] = counts[e] / total;
-    }
-    TM_MOE_REDUCE(sum, n, TM_MOE_ADD, const double p = share[e];, p * tm_moe_log(p))
+    TM_MOE_REDUCE(sum, runs, TM_MOE_ADD, TM_MOE_NOTHING, times[e] * value[e])
+    return sum;
+}
+
+TM_NOINLINE double layer_runs_above(const tm_moe_runs *of, size_t runs, double border, double divisor) {
+    const double *value = of->value, *times = of->times;
+    double sum;
+    TM_MOE_REDUCE(sum, runs, TM_MOE_ADD, const double over = value[e] / divisor - border;
+                  , times[e] * TM_MOE_MAX(over, 0.0))
+    return sum;
+}
+
+TM_NOINLINE double layer_entropy(const tm_moe_runs *of, size_t runs, double total) {
+    const double *value = of->value, *times = of->times;
+    double sum;
+    TM_MOE_REDUCE(sum, runs, TM_MOE_ADD, const double p = value[e] / total;, times[e] * (p * tm_moe_log(p)))
     return 0 - sum;
 }
 
-TM_NOINLINE void layer_spread(tm_moe_spread *out, const double *sorted, size_t n, double mean, double scale) {
-    const uint64_t whole = tm_moe_bits(0x1p52); /* + e: the bits of 2^52 + e */
-    const double lowest = 1 - (double)n;        /* of 2 i - n - 1, i from 1 on */
-    TM_MOE_REDUCE(out->squares, n, TM_MOE_ADD, const double c = sorted[e] * scale;, c * c)
-    TM_MOE_REDUCE(out->deviations, n, TM_MOE_ADD, const double d = sorted[e] * scale - mean;, d * d)
-    TM_MOE_REDUCE(out->ranks, n, TM_MOE_ADD, const double from_0 = tm_moe_value(whole + e) - 0x1p52;
-                  , (2 * from_0 + lowest) * (sorted[e] * scale))
+TM_NOINLINE void layer_spread(tm_moe_spread *out, const tm_moe_runs *of, size_t runs, size_t experts,
+                              double mean, double scale) {
+    const double *value = of->value, *times = of->times, *before = of->before, n = (double)experts;
+    TM_MOE_REDUCE(out->squares, runs, TM_MOE_ADD, const double c = value[e] * scale;, times[e] * (c * c))
+    TM_MOE_REDUCE(out->deviations, runs, TM_MOE_ADD, const double d = value[e] * scale - mean;
+                  , times[e] * (d * d))
+    /* the ranks of a run, from `before` + 1 on, have the mean before + (times + 1) / 2 */
+    TM_MOE_REDUCE(out->ranks, runs, TM_MOE_ADD, const double rank = 2 * before[e] + times[e] - n;
+                  , times[e] * rank * (value[e] * scale))
 }
 
 TM_NOINLINE void layer_pool(tm_moe_pools *out, double *restrict total, double *restrict pooled,

@@ -54,6 +54,12 @@ static inline double tm_moe_log(double x) {
     return k * 0x1.62e42fefa39efp-1 + 2 * (s + s * z * sum); /* ln 2 */
 }
 
+/* The counts of a layer in ascending order, equal ones as one run: its number, how many have it, how many are
+ * less. Room for one more than there are counts in each. */
+typedef struct tm_moe_runs {
+    double *value, *times, *before;
+} tm_moe_runs;
+
 typedef struct tm_moe_spread {
     double squares, deviations; /* sum c^2, sum (c - mean)^2 */
     double ranks;               /* sum (2 i - E - 1) c_(i), i from 1 on */
@@ -72,17 +78,19 @@ typedef struct tm_moe_kernels {
     void (*slots[TM_DTYPE_COUNT])(uint32_t *out, const void *ids, size_t n, uint32_t experts);
 
     /* One layer of n < 2^32 experts. Values are counts, from 0 up; maxima begin at 0. */
-    /* Ascending copy of counts below 2^53, -0.0 as 0. keys, spare: room for n each. */
-    void (*sort)(double *restrict sorted, const double *restrict counts, size_t n, uint64_t *keys,
-                 uint64_t *spare);
+    /* Counts below 2^53, -0.0 as 0, whole or not; returns how many runs. keys, spare: room for n each. */
+    size_t (*runs)(const tm_moe_runs *out, const double *counts, size_t n, uint64_t *keys, uint64_t *spare);
     double (*sum)(const double *values, size_t n);
     double (*max)(const double *values, size_t n);
     double (*sum_above)(const double *values, size_t n, double border); /* of what each has above it */
     double (*bad)(const double *values, size_t n, double limit);        /* how many are not in [0, limit) */
-    /* share = counts / total; -sum share ln share. */
-    double (*entropy)(double *share, const double *counts, size_t n, double total);
-    void (*spread)(tm_moe_spread *out, const double *sorted, size_t n, double mean,
-                   double scale); /* c * scale */
+    /* Over `runs` runs: sum of the counts; of what each has above the border; -sum p ln p, p = value / total;
+     * and what the counts are spread by, scaled. */
+    double (*runs_sum)(const tm_moe_runs *of, size_t runs);
+    double (*runs_above)(const tm_moe_runs *of, size_t runs, double border, double divisor);
+    double (*entropy)(const tm_moe_runs *of, size_t runs, double total);
+    void (*spread)(tm_moe_spread *out, const tm_moe_runs *of, size_t runs, size_t experts, double mean,
+                   double scale);
     /* The pool loses the row and gains the counts, the row becomes them, the total gains them. */
     void (*pool)(tm_moe_pools *out, double *restrict total, double *restrict pooled, double *restrict row,
                  const double *restrict counts, size_t n);
