@@ -48,22 +48,17 @@ typedef struct count_call {
 
 /* ---- exponents ---- */
 
-/* Float8 formats have their own least normal number; integers and e8m0fnu have no subnormals. */
+/* Dtypes without a kernel of their own for exponents: they have neither subnormals nor infinities. */
 static void add_byte_exponents(tm_exponent_counts *to, tm_dtype dtype, const int64_t *times) {
     const double *values = tm_byte_values(dtype);
-    const tm_format format = tm_format_from_name(tm_dtype_name(dtype));
-    const double least = format < TM_FORMAT_COUNT ? tm_format_limits_of(format).min_normal : 0;
     for (int code = 0; code < 256; code++) {
         const double value = fabs(values[code]);
         if (isnan(value)) {
             to->nan += times[code];
-        } else if (isinf(value)) {
-            to->inf += times[code];
         } else if (value == 0) {
             to->zero += times[code];
         } else {
             to->bin[ilogb(value) + 127] += times[code];
-            to->subnormal += value < least ? times[code] : 0;
         }
     }
 }
@@ -163,6 +158,7 @@ static void count_range(const count_call *call, const tm_view *view, int64_t sta
     _Alignas(64) char scratch[TM_SCRATCH_BYTES];
     const tm_histogram_kernels *kernels = call->table->histogram;
     const tm_dtype dtype = view->dtype;
+    const int by_code = call->cast != NULL ? tm_dtype_is_byte(dtype) : kernels->exponents[dtype] == NULL;
     int64_t from[MAX_CODES > 256 ? MAX_CODES : 256] = {0}, step;
     tm_layout layout;
 
@@ -170,7 +166,7 @@ static void count_range(const count_call *call, const tm_view *view, int64_t sta
     for (int64_t done = 0; done < count; done += step) {
         const int64_t most = count - done < PIECE ? count - done : PIECE;
         const void *block = tm_layout_block(&layout, start + done, most, scratch, &step);
-        if (tm_dtype_is_byte(dtype)) {
+        if (by_code) {
             kernels->bytes(from, block, (size_t)step);
         } else if (call->cast != NULL) {
             kernels->at_least[dtype](from, call->cast->codes[dtype], call->cast->code_count, block,
@@ -179,9 +175,9 @@ static void count_range(const count_call *call, const tm_view *view, int64_t sta
             kernels->exponents[dtype](&row->exponents, block, (size_t)step);
         }
     }
-    if (tm_dtype_is_byte(dtype) && call->cast != NULL) {
+    if (by_code && call->cast != NULL) {
         add_byte_losses(row->words, call->cast, dtype, from);
-    } else if (tm_dtype_is_byte(dtype)) {
+    } else if (by_code) {
         add_byte_exponents(&row->exponents, dtype, from);
     } else if (call->cast != NULL) {
         add_losses(row->words, call->cast, from, count);

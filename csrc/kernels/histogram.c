@@ -100,6 +100,70 @@ static void exponents_half(tm_exponent_counts *counts, const void *data, size_t 
     counts->subnormal = subnormal + float16_subnormals(counts) - before;
 }
 
+/* X(ENUM, name, bits of the mantissa, bias, code of infinity (0: none), and TM_FLOAT8S' offset, mask, first):
+ * the float8 formats with a sign. */
+#define TM_FLOAT8_EXPONENTS(X)                                                                               \
+    X(F8E4M3FN, f8e4m3fn, 3, 7, 0, 0, 0x7f, 0x7f)                                                            \
+    X(F8E4M3FNUZ, f8e4m3fnuz, 3, 8, 0, 0x7f, 0xff, 0xff)                                                     \
+    X(F8E4M3B11FNUZ, f8e4m3b11fnuz, 3, 11, 0, 0x7f, 0xff, 0xff)                                              \
+    X(F8E5M2, f8e5m2, 2, 15, 0x7c, 0, 0x7f, 0x7c)                                                            \
+    X(F8E5M2FNUZ, f8e5m2fnuz, 2, 16, 0, 0x7f, 0xff, 0xff)                                                    \
+    X(F8E4M3, f8e4m3, 3, 7, 0x78, 0, 0x7f, 0x78)                                                             \
+    X(F8E3M4, f8e3m4, 4, 3, 0x70, 0, 0x7f, 0x70)
+
+/* A code's place among the exponents of its format: 0 for zero, one for each highest bit that a subnormal
+ * mantissa can have, then one for each exponent field; 255 for what tm_bytes_find calls non-finite. */
+TM_INLINE uint8_t tm_float8_place(uint8_t byte, int bits, uint8_t offset, uint8_t mask, uint8_t first) {
+    const uint8_t code = byte & 0x7f;
+    const uint8_t place = (uint8_t)((code >> bits) + (code >= 1) + (code >= 2) + (bits > 2 && code >= 4) +
+                                    (bits > 3 && code >= 8));
+    return (uint8_t)((byte + offset) & mask) >= first ? 255 : place;
+}
+
+TM_INLINE void count_float8(tm_exponent_counts *counts, const uint8_t *p, size_t n, int bits, int bias,
+                            int infinity, uint8_t offset, uint8_t mask, uint8_t first) {
+    _Alignas(64) uint8_t places[TM_TALLY_GROUP];
+    int64_t count[256] = {0}, inf = 0;
+    while (n > 0) {
+        const size_t group = n < TM_TALLY_GROUP ? n : TM_TALLY_GROUP;
+        const int64_t nonfinite = count[255];
+        size_t i = 0;
+        for (; group - i >= TM_TALLY_ROW; i += TM_TALLY_ROW) {
+            tm_prefetch_row(p + i, TM_TALLY_ROW);
+            for (size_t l = i; l < i + TM_TALLY_ROW; l++) {
+                places[l] = tm_float8_place(p[l], bits, offset, mask, first);
+            }
+        }
+        for (; i < group; i++) {
+            places[i] = tm_float8_place(p[i], bits, offset, mask, first);
+        }
+        tm_tally_group(count, places, group, p + group);
+        if (infinity != 0 && count[255] > nonfinite) {
+            for (i = 0; i < group; i++) {
+                inf += (p[i] & 0x7f) == infinity;
+            }
+        }
+        p += group;
+        n -= group;
+    }
+    counts->zero += count[0];
+    counts->inf += inf;
+    counts->nan += count[255] - inf;
+    for (int place = 1; place < 64; place++) {
+        if (count[place] != 0) {
+            counts->bin[place - bits - bias + 127] += count[place];
+            counts->subnormal += place <= bits ? count[place] : 0;
+        }
+    }
+}
+
+#define TM_FLOAT8_COUNT(enum_name, name, bits, bias, infinity, offset, mask, first)                          \
+    static void exponents_##name(tm_exponent_counts *counts, const void *data, size_t n) {                   \
+        count_float8(counts, data, n, bits, bias, infinity, offset, mask, first);                            \
+    }
+TM_FLOAT8_EXPONENTS(TM_FLOAT8_COUNT)
+#undef TM_FLOAT8_COUNT
+
 /* Codes with their sign turned to the lowest bit: those of float8 tensors lie close together then, however
  * their signs are. */
 static void count_bytes(int64_t *times, const void *data, size_t n) {
@@ -127,17 +191,14 @@ static void count_bytes(int64_t *times, const void *data, size_t n) {
     }
 }
 
+#define TM_FLOAT8_EXPONENTS_ROW(enum_name, name, bits, bias, infinity, offset, mask, first)                  \
+    [TM_##enum_name] = exponents_##name,
+
 const tm_histogram_kernels TM_TIERED(tm_histogram_kernels_) = {
-    .exponents = {[TM_F64] = exponents_f64,
-                  [TM_F32] = exponents_f32,
-                  [TM_F16] = exponents_half,
-                  [TM_BF16] = exponents_bf16,
-                  [TM_I16] = exponents_i16,
-                  [TM_I32] = exponents_i32,
-                  [TM_I64] = exponents_i64,
-                  [TM_U16] = exponents_u16,
-                  [TM_U32] = exponents_u32,
-                  [TM_U64] = exponents_u64},
+    .exponents = {TM_FLOAT8_EXPONENTS(TM_FLOAT8_EXPONENTS_ROW)[TM_F64] = exponents_f64,
+                  [TM_F32] = exponents_f32, [TM_F16] = exponents_half, [TM_BF16] = exponents_bf16,
+                  [TM_I16] = exponents_i16, [TM_I32] = exponents_i32, [TM_I64] = exponents_i64,
+                  [TM_U16] = exponents_u16, [TM_U32] = exponents_u32, [TM_U64] = exponents_u64},
     .at_least = {[TM_F64] = at_least_f64,
                  [TM_F32] = at_least_f32,
                  [TM_F16] = at_least_f16,

@@ -15,7 +15,7 @@ typedef struct tm_exponent_counts {
 } tm_exponent_counts;
 
 typedef struct tm_histogram_kernels {
-    /* Adds a block to the counts; NULL for one-byte dtypes, which `bytes` counts by code. */
+    /* Adds a block to the counts; NULL for integers of one byte, bool and e8m0fnu, which `bytes` counts. */
     void (*exponents[TM_DTYPE_COUNT])(tm_exponent_counts *counts, const void *data, size_t n);
     /* counts[i] += number of elements whose magnitude code is codes[i] or more; codes[i] == 0 stands for no
      * element. The magnitude code of a float is its bits without the sign (they order magnitudes, then

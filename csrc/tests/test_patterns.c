@@ -203,12 +203,55 @@ static void check_bytes(const char *tier) {
     }
 }
 
+/* The least normal number: the exponent field 1. */
+static double float8_least(tm_dtype dtype) {
+    return ldexp(1, dtype == TM_F8E4M3FNUZ      ? -7
+                    : dtype == TM_F8E4M3B11FNUZ ? -10
+                    : dtype == TM_F8E5M2        ? -14
+                    : dtype == TM_F8E5M2FNUZ    ? -15
+                    : dtype == TM_F8E3M4        ? -2
+                                                : -6);
+}
+
+/* A code among ones, in every place of every length: only its own place on the axis may change. */
+static void check_code_exponent(unsigned char code, tm_dtype dtype, const char *tier) {
+    const tm_table *table = tm_table_get();
+    const double value = reference_byte(code, dtype);
+    tm_exponent_counts got = {.zero = 0}, expect = {.zero = 0};
+    unsigned char one = 0, block[LONGEST];
+    int64_t times = 0;
+    while (reference_byte(one, dtype) != 1) {
+        one++;
+    }
+    memset(block, one, sizeof block);
+    for (int64_t n = 1; n <= LONGEST; n++) {
+        for (int64_t at = 0; at < n; at++, times++) {
+            block[at] = code;
+            table->histogram->exponents[dtype](&got, block, (size_t)n);
+            block[at] = one;
+            expect.bin[127] += n - 1;
+        }
+    }
+    expect.nan = isnan(value) ? times : 0;
+    expect.inf = isinf(value) ? times : 0;
+    expect.zero = value == 0 ? times : 0;
+    if (isfinite(value) && value != 0) {
+        expect.bin[ilogb(value) + 127] += times;
+        expect.subnormal = fabs(value) < float8_least(dtype) ? times : 0;
+    }
+    CHECK(memcmp(&got, &expect, sizeof got) == 0, "%s %s code %#x: exponents", tier, tm_dtype_name(dtype),
+          (unsigned)code);
+}
+
 /* What the codes of a float8 dtype count as. */
 static void check_codes(tm_dtype dtype, const char *tier) {
     unsigned char block[LONGEST];
     for (int code = 0; code < 256; code++) {
         const double value = reference_byte((unsigned char)code, dtype);
         memset(block, code, sizeof block);
+        if (tm_table_get()->histogram->exponents[dtype] != NULL) {
+            check_code_exponent((unsigned char)code, dtype, tier);
+        }
         for (int64_t n = 1; n <= LONGEST; n++) {
             const tm_stats got = stats_of(flat(block, n, dtype), 1);
             CHECK(got.n_nan == (isnan(value) ? n : 0) && got.n_zero == (value == 0 ? n : 0) &&
