@@ -101,7 +101,7 @@ tsan: ## the C tests under ThreadSanitizer
 valgrind: ## the C tests under valgrind, which knows no AVX-512
 	scripts/bootstrap.sh valgrind
 	$(CTESTS) BUILD=$$PWD/build/ctests-valgrind \
-	    UNDER="env TM_TEST_SAMPLE=101 valgrind -q --error-exitcode=1 --leak-check=full"
+	    UNDER="env TM_TEST_SAMPLE=101 valgrind -q --error-exitcode=1 --leak-check=full --errors-for-leak-kinds=definite --show-leak-kinds=definite"
 
 # NumPy 1.26 in front of everything that .venv has, the extension built on NumPy 2 included.
 numpy126: build ## kernel, config and engine tests on NumPy 1.26
