@@ -93,7 +93,7 @@ CTESTS := $(MAKE) -s -C csrc/tests check
 aarch64: ## the C tests cross-compiled, on qemu: the digests of x86-64
 	scripts/bootstrap.sh aarch64
 	$(CTESTS) BUILD=$$PWD/build/ctests-aarch64 CC=aarch64-linux-gnu-gcc LDFLAGS=-static \
-	    UNDER="env TM_TEST_SAMPLE=11 qemu-aarch64"
+	    UNDER="env TM_TEST_SAMPLE=31 qemu-aarch64"
 
 tsan: ## the C tests under ThreadSanitizer
 	$(CTESTS) BUILD=$$PWD/build/ctests SANITIZE=thread UNDER="env TM_TEST_SAMPLE=11"
