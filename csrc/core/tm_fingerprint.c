@@ -5,6 +5,8 @@
 #include "tm_print.h"
 #include "tm_work.h"
 
+#include <string.h>
+
 /* A position must leave room for 8 * position in 64 bits. */
 #define TM_MAX_BYTES (INT64_C(1) << 60)
 
@@ -97,6 +99,69 @@ static tm_gf read_elements(const print_call *call, const tm_layout *layout, int6
     return tm_print_end(&print, 0);
 }
 
+#define TM_FILLED_BYTES 4096 /* a multiple of TM_PRINT_ROW */
+
+/* A stream of elements and of zeros between them. */
+typedef struct filled {
+    tm_print print;
+    size_t used;
+    _Alignas(64) char bytes[TM_FILLED_BYTES];
+} filled;
+
+/* from: NULL for zeros. */
+static void append(filled *stream, const char *from, int64_t count) {
+    while (count > 0) {
+        int64_t room = TM_FILLED_BYTES - (int64_t)stream->used, part = count < room ? count : room;
+        if (from != NULL) {
+            memcpy(stream->bytes + stream->used, from, (size_t)part);
+            from += part;
+        } else {
+            memset(stream->bytes + stream->used, 0, (size_t)part);
+        }
+        stream->used += (size_t)part;
+        count -= part;
+        if (stream->used == TM_FILLED_BYTES) {
+            tm_print_add(&stream->print, stream->bytes, TM_FILLED_BYTES, NULL);
+            stream->used = 0;
+        }
+    }
+}
+
+/* Elements of several runs as if the first byte were at 0 and the gaps between them held zeros. */
+static tm_gf read_runs(const print_call *call, const tm_layout *layout, const piece_runs *runs, int64_t start,
+                       int64_t count) {
+    _Alignas(64) char scratch[TM_SCRATCH_BYTES];
+    int64_t gap = runs->strides[runs->ndim - 1] - runs->elements * runs->item;
+    int64_t rest = runs->elements - start % runs->elements, step; /* of a run */
+    filled stream;
+    stream.used = 0;
+    tm_print_begin(&stream.print, call->table, call->width, layout->item);
+    for (; count > 0; count -= step, start += step) {
+        if (rest == 0) {
+            append(&stream, NULL, gap);
+            rest = runs->elements;
+        }
+        const void *block = tm_layout_block(layout, start, rest < count ? rest : count, scratch, &step);
+        append(&stream, block, step * runs->item);
+        rest -= step;
+    }
+    tm_print_add(&stream.print, stream.bytes, stream.used, NULL);
+    return tm_print_end(&stream.print, 0);
+}
+
+/* Elements that are read at one go: a run, or all runs along the last axis of them where reading zeros
+ * between is faster than closing each print (a Zen 4 core, 8 column shards of float32 [4096, 1024]: 1.6 and 4
+ * GB/s). */
+static int64_t span_of(const piece_runs *runs) {
+    if (runs->ndim > 0) {
+        int64_t run = runs->elements * runs->item, gap = runs->strides[runs->ndim - 1] - run;
+        if (gap <= TM_FILLED_BYTES + 4 * run) {
+            return runs->elements * runs->shape[runs->ndim - 1];
+        }
+    }
+    return runs->elements;
+}
+
 /* Powers of z as factors: rows of a piece lie at equal distances, which makes a table worth its while. */
 typedef struct byte_shifter {
     const print_call *call;
@@ -122,7 +187,7 @@ static tm_gf shift(byte_shifter *shifter, tm_gf print, int64_t bytes) {
     return tm_gf_multiplier_apply(&shifter->multiplier, print);
 }
 
-/* From the last run to the first: what is there already moves up by the distance to the run before it. */
+/* From the last span to the first: what is there already moves up by the distance to the span before it. */
 static void read_print(const void *context, size_t tensor, int64_t first, int64_t chunks, tm_record *record) {
     const print_call *call = context;
     const tm_view *view = &call->views[tensor];
@@ -138,12 +203,15 @@ static void read_print(const void *context, size_t tensor, int64_t first, int64_
     tm_layout_init(&layout, view);
     place_runs(&runs, view, call->pieces != NULL ? &call->pieces[tensor] : NULL);
     end = end < view->n ? end : view->n;
+    const int64_t span = span_of(&runs);
     while (end > begin) {
-        int64_t run = (end - 1) / runs.elements;
-        int64_t start = run * runs.elements > begin ? run * runs.elements : begin;
+        int64_t start = (end - 1) / span * span;
+        start = start > begin ? start : begin;
+        int64_t run = start / runs.elements;
         int64_t here = run_position(&runs, run) + (start - run * runs.elements) * runs.item;
-        record->print = tm_gf_add(shift(&shifter, record->print, position - here),
-                                  read_elements(call, &layout, start, end - start));
+        tm_gf print = span > runs.elements ? read_runs(call, &layout, &runs, start, end - start)
+                                           : read_elements(call, &layout, start, end - start);
+        record->print = tm_gf_add(shift(&shifter, record->print, position - here), print);
         position = here;
         end = start;
     }
