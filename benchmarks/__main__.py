@@ -25,6 +25,7 @@ from benchmarks import (
     overhead,
     reductions,
     rows,
+    spectral,
     staging,
 )
 from trainmon.ops import build_info, cpu_info
@@ -40,6 +41,7 @@ FAMILIES: list[tuple[str, Callable[[bool], list[Any]]]] = [
     ("Mixture of experts", moe.measure),
     ("Spike detectors", detectors.measure),
     ("Attention logits", attention.measure),
+    ("Stable rank", spectral.measure),
     ("Rows of CSV and JSON", rows.measure),
 ]
 
