@@ -287,7 +287,7 @@ static void add_panel(const compare_job *job, panel *p, int64_t start, tm_compar
             : kernels->ulp_between(&found->worst, p->x, p->y, n, job->has_grid ? &job->grid : NULL);
     found->worst.ulp[0] -= taken;
     found->counts.n_identical += equal.bits - taken;
-    found->counts.n_zero_sign += job->a_dtype == TM_BOOL ? 0 : equal.values - equal.bits;
+    found->counts.n_zero_sign += one_dtype(job) && job->a_dtype == TM_BOOL ? 0 : equal.values - equal.bits;
 }
 
 /* ---- float64 beyond its range ---- */

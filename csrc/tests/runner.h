@@ -69,6 +69,7 @@ double reference_norm(const void *data, int64_t n, tm_dtype dtype, tm_norm_order
     X(merge)                                                                                                 \
     X(loss)                                                                                                  \
     X(rows_text)                                                                                             \
+    X(compare)                                                                                               \
     X(diff)                                                                                                  \
     X(attention)                                                                                             \
     X(blas)                                                                                                  \
