@@ -151,6 +151,7 @@ void tm_merge_comparisons(const tm_comparison *records, size_t count, tm_compari
 typedef struct compare_job {
     const tm_table *table;
     tm_dtype a_dtype, b_dtype;
+    int exact; /* no product of two elements is rounded */
     int has_grid;
     tm_ulp_grid grid; /* of mixed dtypes, one of which is a float */
     tm_pair pair;
@@ -253,7 +254,7 @@ static int add_identical(const compare_job *job, panel *p, tm_compare_sums *sums
         return 0;
     }
     p->x = widen(job->table, job->a_dtype, p->block.a, p->block.n, p->wide_x);
-    if (!job->table->compare->add_same(sums, p->x, n)) {
+    if (!job->table->compare->add_same(sums, p->x, n, job->exact)) {
         return 0;
     }
     found->counts.n_identical += p->block.n;
@@ -277,9 +278,9 @@ static void add_panel(const compare_job *job, panel *p, int64_t start, tm_compar
             found->first_difference = start + (int64_t)i;
         }
     }
-    if (!kernels->add(sums, &found->worst, p->x, p->y, n, start, 0)) {
+    if (!kernels->add(sums, &found->worst, p->x, p->y, n, start, job->exact, 0)) {
         taken = take_out_nonfinite(job, p, &found->counts);
-        kernels->add(sums, &found->worst, p->x, p->y, n, start, 1);
+        kernels->add(sums, &found->worst, p->x, p->y, n, start, job->exact, 1);
     }
     tm_compare_equal equal =
         one_dtype(job)
@@ -405,6 +406,10 @@ static tm_dtype coarser(tm_dtype a, tm_dtype b) {
     return formats[a].exponent > formats[b].exponent ? a : b;
 }
 
+static int has_exact_products(tm_dtype dtype) {
+    return dtype != TM_F64 && (is_float(dtype) || tm_dtype_size(dtype) <= 2);
+}
+
 static void make_grid(compare_job *job) {
     tm_dtype dtype = coarser(job->a_dtype, job->b_dtype);
     job->has_grid = !one_dtype(job) && is_float(dtype);
@@ -464,6 +469,7 @@ static void read_compare(const void *context, size_t tensor, int64_t first, int6
     tm_tree tree;
 
     record->compare = nothing;
+    job.exact = has_exact_products(a->dtype) && has_exact_products(b->dtype);
     make_grid(&job);
     tm_pair_init(&job.pair, a, b);
     tm_tree_init(&tree, merge_compare);

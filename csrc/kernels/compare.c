@@ -32,41 +32,50 @@ typedef struct product_sums {
     double a_sq[TM_LANES], b_sq[TM_LANES], dot[TM_LANES];
 } product_sums;
 
-TM_NOINLINE void same_rows(product_sums *next, const tm_compare_sums *sums, const double *x, size_t rows) {
-    double a_sq[TM_LANES], b_sq[TM_LANES], dot[TM_LANES];
-    memcpy(a_sq, sums->a_sq, sizeof a_sq);
-    memcpy(b_sq, sums->b_sq, sizeof b_sq);
-    memcpy(dot, sums->dot, sizeof dot);
-    for (size_t r = 0; r < rows; r++, x += TM_LANES) {
-        for (int l = 0; l < TM_LANES; l++) {
-            double square = x[l] * x[l];
-            a_sq[l] += square;
-            b_sq[l] += square;
-            dot[l] += square;
-        }
+/* Two sets of rows: products that are exact may be fused with their addition, others must not be. */
+#define TM_COMPARE_PRODUCTS(suffix, add_product)                                                             \
+    TM_NOINLINE void same_rows_##suffix(product_sums *next, const tm_compare_sums *sums, const double *x,    \
+                                        size_t rows) {                                                       \
+        double a_sq[TM_LANES], b_sq[TM_LANES], dot[TM_LANES];                                                \
+        memcpy(a_sq, sums->a_sq, sizeof a_sq);                                                               \
+        memcpy(b_sq, sums->b_sq, sizeof b_sq);                                                               \
+        memcpy(dot, sums->dot, sizeof dot);                                                                  \
+        for (size_t r = 0; r < rows; r++, x += TM_LANES) {                                                   \
+            for (int l = 0; l < TM_LANES; l++) {                                                             \
+                a_sq[l] = add_product(a_sq[l], x[l], x[l]);                                                  \
+                b_sq[l] = add_product(b_sq[l], x[l], x[l]);                                                  \
+                dot[l] = add_product(dot[l], x[l], x[l]);                                                    \
+            }                                                                                                \
+        }                                                                                                    \
+        memcpy(next->a_sq, a_sq, sizeof a_sq);                                                               \
+        memcpy(next->b_sq, b_sq, sizeof b_sq);                                                               \
+        memcpy(next->dot, dot, sizeof dot);                                                                  \
+    }                                                                                                        \
+    TM_NOINLINE void product_rows_##suffix(product_sums *next, const tm_compare_sums *sums, const double *x, \
+                                           const double *y, size_t rows) {                                   \
+        double a_sq[TM_LANES], b_sq[TM_LANES], dot[TM_LANES];                                                \
+        memcpy(a_sq, sums->a_sq, sizeof a_sq);                                                               \
+        memcpy(b_sq, sums->b_sq, sizeof b_sq);                                                               \
+        memcpy(dot, sums->dot, sizeof dot);                                                                  \
+        for (size_t r = 0; r < rows; r++, x += TM_LANES, y += TM_LANES) {                                    \
+            for (int l = 0; l < TM_LANES; l++) {                                                             \
+                a_sq[l] = add_product(a_sq[l], x[l], x[l]);                                                  \
+                b_sq[l] = add_product(b_sq[l], y[l], y[l]);                                                  \
+                dot[l] = add_product(dot[l], x[l], y[l]);                                                    \
+            }                                                                                                \
+        }                                                                                                    \
+        memcpy(next->a_sq, a_sq, sizeof a_sq);                                                               \
+        memcpy(next->b_sq, b_sq, sizeof b_sq);                                                               \
+        memcpy(next->dot, dot, sizeof dot);                                                                  \
     }
-    memcpy(next->a_sq, a_sq, sizeof a_sq);
-    memcpy(next->b_sq, b_sq, sizeof b_sq);
-    memcpy(next->dot, dot, sizeof dot);
-}
-
-TM_NOINLINE void product_rows(product_sums *next, const tm_compare_sums *sums, const double *x,
-                              const double *y, size_t rows) {
-    double a_sq[TM_LANES], b_sq[TM_LANES], dot[TM_LANES];
-    memcpy(a_sq, sums->a_sq, sizeof a_sq);
-    memcpy(b_sq, sums->b_sq, sizeof b_sq);
-    memcpy(dot, sums->dot, sizeof dot);
-    for (size_t r = 0; r < rows; r++, x += TM_LANES, y += TM_LANES) {
-        for (int l = 0; l < TM_LANES; l++) {
-            a_sq[l] = TM_ADD_ROUNDED_SQUARE(a_sq[l], x[l]);
-            b_sq[l] = TM_ADD_ROUNDED_SQUARE(b_sq[l], y[l]);
-            dot[l] += x[l] * y[l];
-        }
-    }
-    memcpy(next->a_sq, a_sq, sizeof a_sq);
-    memcpy(next->b_sq, b_sq, sizeof b_sq);
-    memcpy(next->dot, dot, sizeof dot);
-}
+#define TM_ADD_ROUNDED(sum, x, y) ((sum) + (x) * (y))
+#if defined(__FMA__)
+#    define TM_ADD_EXACT(sum, x, y) __builtin_fma((x), (y), (sum))
+#else
+#    define TM_ADD_EXACT TM_ADD_ROUNDED
+#endif
+TM_COMPARE_PRODUCTS(rounded, TM_ADD_ROUNDED)
+TM_COMPARE_PRODUCTS(exact, TM_ADD_EXACT)
 
 /* 0, with nothing added, for lanes that are not finite unless forced. */
 static int accept(tm_compare_sums *sums, const product_sums *next, int force) {
@@ -83,69 +92,67 @@ static size_t rows_of(size_t n) {
     return (n + TM_LANES - 1) / TM_LANES;
 }
 
-static int compare_add_same(tm_compare_sums *sums, const double *x, size_t n) {
+static int compare_add_same(tm_compare_sums *sums, const double *x, size_t n, int exact) {
     product_sums next;
-    same_rows(&next, sums, x, rows_of(n));
+    (exact ? same_rows_exact : same_rows_rounded)(&next, sums, x, rows_of(n));
     return accept(sums, &next, 0);
 }
 
 /* ---- errors ---- */
 
-/* What a block can hold: its largest error, whether a relative error may be above the largest so far (gap not
- * above 0), its smallest reference. */
+/* What a block can hold: its largest error, and the least that is missing to a relative error above the
+ * largest so far. A quotient above max_rel needs an error of max_rel * |y|, rounded, or more: one product
+ * instead of a division. An error of 0 has none. */
 typedef struct block_bounds {
-    double largest, gap, smallest_reference;
+    double largest, gap;
 } block_bounds;
 
-TM_NOINLINE void error_rows(tm_compare_sums *sums, const double *x, const double *y, size_t rows) {
-    double error[TM_LANES], error_sq[TM_LANES];
+TM_NOINLINE block_bounds error_rows(tm_compare_sums *sums, const double *x, const double *y, size_t rows,
+                                    double max_rel) {
+    double error[TM_LANES], error_sq[TM_LANES], largest[TM_LANES], gap[TM_LANES];
     memcpy(error, sums->error, sizeof error);
     memcpy(error_sq, sums->error_sq, sizeof error_sq);
+    for (int l = 0; l < TM_LANES; l++) {
+        largest[l] = 0;
+        gap[l] = INFINITY;
+    }
     for (size_t r = 0; r < rows; r++, x += TM_LANES, y += TM_LANES) {
         for (int l = 0; l < TM_LANES; l++) {
-            double difference = x[l] - y[l];
-            error[l] += __builtin_fabs(difference);
+            double difference = x[l] - y[l], magnitude = __builtin_fabs(difference);
+            double bound = max_rel * __builtin_fabs(y[l]);
+            bound = (bound > 0x1p-1074 ? bound : 0x1p-1074) - magnitude;
+            error[l] += magnitude;
             error_sq[l] = TM_ADD_ROUNDED_SQUARE(error_sq[l], difference);
+            largest[l] = magnitude > largest[l] ? magnitude : largest[l];
+            gap[l] = bound < gap[l] ? bound : gap[l];
         }
     }
     memcpy(sums->error, error, sizeof error);
     memcpy(sums->error_sq, error_sq, sizeof error_sq);
-}
-
-/* A quotient above max_rel needs an error of max_rel * |y|, rounded, or more: one product instead of a
- * division; an error of 0 has none. Extremes have no order: fewer lanes. */
-#define TM_BOUND_LANES 16
-TM_NOINLINE block_bounds bound_rows(const double *x, const double *y, size_t rows, double max_rel) {
-    double largest[TM_BOUND_LANES], gap[TM_BOUND_LANES], smallest[TM_BOUND_LANES];
-    for (int l = 0; l < TM_BOUND_LANES; l++) {
-        largest[l] = 0;
-        gap[l] = smallest[l] = INFINITY;
-    }
-    for (size_t r = 0; r < rows * (TM_LANES / TM_BOUND_LANES);
-         r++, x += TM_BOUND_LANES, y += TM_BOUND_LANES) {
-        for (int l = 0; l < TM_BOUND_LANES; l++) {
-            double magnitude = __builtin_fabs(x[l] - y[l]), reference = __builtin_fabs(y[l]);
-            double bound = max_rel * reference;
-            bound = (bound > 0x1p-1074 ? bound : 0x1p-1074) - magnitude;
-            largest[l] = magnitude > largest[l] ? magnitude : largest[l];
-            gap[l] = bound < gap[l] ? bound : gap[l];
-            smallest[l] = reference < smallest[l] ? reference : smallest[l];
-        }
-    }
-    for (int l = 1; l < TM_BOUND_LANES; l++) {
+    for (int l = 1; l < TM_LANES; l++) {
         largest[0] = largest[l] > largest[0] ? largest[l] : largest[0];
         gap[0] = gap[l] < gap[0] ? gap[l] : gap[0];
-        smallest[0] = smallest[l] < smallest[0] ? smallest[l] : smallest[0];
     }
-    return (block_bounds){largest[0], gap[0], smallest[0]};
+    return (block_bounds){largest[0], gap[0]};
 }
 
+/* Differences from a zero reference, which have no relative error. */
 TM_NOINLINE int64_t count_zero_references(const double *x, const double *y, size_t n) {
     int64_t count = 0;
     for (size_t i = 0; i < n; i++) {
-        count += y[i] == 0 && x[i] != 0;
+        count += (y[i] == 0) & (x[i] != 0);
     }
     return count;
+}
+
+/* Whether any other error may be relatively larger. */
+TM_NOINLINE int may_exceed(const double *x, const double *y, size_t n, double max_rel) {
+    int64_t flag = 0;
+    for (size_t i = 0; i < n; i++) {
+        double magnitude = __builtin_fabs(x[i] - y[i]);
+        flag |= (magnitude >= max_rel * __builtin_fabs(y[i])) & (magnitude > 0) & (y[i] != 0);
+    }
+    return flag != 0;
 }
 
 TM_NOINLINE void find_max_abs(tm_compare_worst *worst, const double *x, const double *y, int64_t index,
@@ -188,94 +195,102 @@ TM_NOINLINE void find_max_rel(tm_compare_worst *worst, const double *x, const do
 }
 
 static int compare_add(tm_compare_sums *sums, tm_compare_worst *worst, const double *x, const double *y,
-                       size_t n, int64_t index, int force) {
+                       size_t n, int64_t index, int exact, int force) {
     product_sums next;
-    product_rows(&next, sums, x, y, rows_of(n));
+    (exact ? product_rows_exact : product_rows_rounded)(&next, sums, x, y, rows_of(n));
     if (!accept(sums, &next, force)) {
         return 0;
     }
-    error_rows(sums, x, y, rows_of(n));
-    block_bounds bounds = bound_rows(x, y, rows_of(n), worst->max_rel);
+    block_bounds bounds = error_rows(sums, x, y, rows_of(n), worst->max_rel);
     if (bounds.largest > worst->max_abs) {
         find_max_abs(worst, x, y, index, bounds.largest);
     }
     if (bounds.gap <= 0) {
-        find_max_rel(worst, x, y, n, index);
-    }
-    if (bounds.smallest_reference == 0) {
-        worst->n_zero_reference += count_zero_references(x, y, n);
+        int64_t zero_references = count_zero_references(x, y, n);
+        worst->n_zero_reference += zero_references;
+        if (zero_references == 0 || may_exceed(x, y, n, worst->max_rel)) {
+            find_max_rel(worst, x, y, n, index);
+        }
     }
     return 1;
 }
 
 /* ---- distances in units in the last place ---- */
 
-/* Bins of a block: most blocks have few different ones, which comparisons of whole vectors count; else a
- * table in four parts, so that equal neighbours don't wait for each other. */
-TM_NOINLINE void count_bins(int64_t *ulp, const uint8_t *bin, size_t n) {
+/* A distance as the exponent byte of its float: 0 for 0, else 126 + the bits that it needs. Of the bits below
+ * the highest one the next is cleared, so that rounding can't carry. */
+TM_INLINE uint8_t byte_of_32(uint32_t distance) {
+    float number = (float)(distance & ~(distance >> 1));
+    uint32_t bits;
+    memcpy(&bits, &number, sizeof bits);
+    return (uint8_t)(bits >> 23);
+}
+
+TM_INLINE uint8_t byte_of_64(uint64_t distance) {
+    double number = (double)(distance & ~(distance >> 1));
+    uint64_t bits;
+    memcpy(&bits, &number, sizeof bits);
+    bits >>= 52;
+    return (uint8_t)(bits == 0 ? 0 : bits - (1023 - 127));
+}
+
+static int bin_of(int byte) {
+    return byte == 0 ? 0 : byte - 126;
+}
+
+/* Most blocks have few different bytes, which comparisons of whole vectors count; others a table in four
+ * parts, so that equal neighbours don't wait for each other. */
+TM_NOINLINE void count_bytes(int64_t *ulp, const uint8_t *byte, size_t n) {
     uint8_t low_lane[64], high_lane[64], low = UINT8_MAX, high = 0;
-    size_t i = 0;
+    size_t whole = n - n % 64;
+    int64_t zeros = 0, seen = 0;
     memset(low_lane, UINT8_MAX, sizeof low_lane);
     memset(high_lane, 0, sizeof high_lane);
-    for (; n - i >= 64; i += 64) {
-        for (size_t l = 0; l < 64; l++) {
-            low_lane[l] = bin[i + l] < low_lane[l] ? bin[i + l] : low_lane[l];
-            high_lane[l] = bin[i + l] > high_lane[l] ? bin[i + l] : high_lane[l];
+    for (size_t k = 0; k < whole; k += 64) {
+        for (size_t l = 0; l < 64; l++) { /* the lowest but 0, which wraps to the highest */
+            uint8_t before = (uint8_t)(byte[k + l] - 1);
+            low_lane[l] = before < low_lane[l] ? before : low_lane[l];
+            high_lane[l] = byte[k + l] > high_lane[l] ? byte[k + l] : high_lane[l];
         }
     }
     for (size_t l = 0; l < 64; l++) {
         low = low_lane[l] < low ? low_lane[l] : low;
         high = high_lane[l] > high ? high_lane[l] : high;
     }
-    for (size_t k = i; k < n; k++) {
-        ulp[bin[k]]++;
-    }
-    if (i == 0) {
-        return;
+    low++; /* 0 if all are 0 */
+    for (size_t k = whole; k < n; k++) {
+        ulp[bin_of(byte[k])]++;
     }
     if (high - low < 16) {
-        for (int value = low; value <= high; value++) {
-            uint8_t lane[64] = {0}; /* n / 64 rows: below 256 */
+        for (int value = low; value <= high && value > 0; value++) {
+            uint8_t lane[64] = {0}; /* at most TM_COMPARE_ROOM / 64 in each */
             int64_t count = 0;
-            for (size_t k = 0; k < i; k += 64) {
+            for (size_t k = 0; k < whole; k += 64) {
                 for (size_t l = 0; l < 64; l++) {
-                    lane[l] = (uint8_t)(lane[l] + (bin[k + l] == (uint8_t)value));
+                    lane[l] = (uint8_t)(lane[l] + (byte[k + l] == (uint8_t)value));
                 }
             }
             for (size_t l = 0; l < 64; l++) {
                 count += lane[l];
             }
-            ulp[value] += count;
+            ulp[bin_of(value)] += count;
+            seen += count;
         }
+        ulp[0] += (int64_t)whole - seen;
         return;
     }
-    uint16_t part[TM_SUBTABLES][TM_ULP_BINS + 1] = {{0}};
-    for (size_t k = 0; k < i; k++) {
-        part[k % TM_SUBTABLES][bin[k]]++;
+    uint16_t part[TM_SUBTABLES][256] = {{0}};
+    for (size_t k = 0; k < whole; k++) {
+        part[k % TM_SUBTABLES][byte[k]]++;
     }
-    for (int value = low; value <= high; value++) {
-        for (int p = 0; p < TM_SUBTABLES; p++) {
-            ulp[value] += part[p][value];
+    for (int p = 0; p < TM_SUBTABLES; p++) {
+        zeros += part[p][0];
+        for (int value = low; value <= high; value++) {
+            ulp[bin_of(value)] += part[p][value];
         }
     }
+    ulp[0] += zeros;
 }
-
-/* The bin of a distance: the bits that it needs. Of the bits below the highest one the next is cleared, so
- * that rounding can't carry, and the exponent of the distance as a float tells the highest one; as a signed
- * integer the float is negative where that is the sign's, which is seen apart. By arithmetic, because the
- * compiler would branch. */
-#define TM_BIN_OF(bits, number_type, mantissa, below_one)                                                    \
-    TM_INLINE uint8_t bin_of_##bits(uint##bits##_t distance) {                                               \
-        number_type number = (number_type)(int##bits##_t)(distance & ~(distance >> 1));                      \
-        int##bits##_t exponent;                                                                              \
-        memcpy(&exponent, &number, sizeof exponent);                                                         \
-        exponent = (exponent >> (mantissa)) - (below_one);                                                   \
-        exponent &= ~(exponent >> (bits - 1));                                                               \
-        return (uint8_t)(exponent | (int##bits##_t)(distance >> (bits - 1)) * bits);                         \
-    }
-TM_BIN_OF(32, float, 23, 126)
-TM_BIN_OF(64, double, 52, 1022)
-#undef TM_BIN_OF
 
 static void raise_max_ulp(tm_compare_worst *worst, uint64_t largest) {
     worst->max_ulp = largest > worst->max_ulp ? largest : worst->max_ulp;
@@ -287,25 +302,25 @@ static void raise_max_ulp(tm_compare_worst *worst, uint64_t largest) {
                                             size_t n) {                                                      \
         typedef store __attribute__((may_alias)) element;                                                    \
         const element *p = a, *q = b;                                                                        \
-        int##bits##_t same = 0, equal = 0;                                                                   \
+        const int64_t before = worst->ulp[0];                                                                \
+        int##bits##_t same = 0;                                                                              \
         uint##bits##_t largest = 0;                                                                          \
-        uint8_t bin[TM_COMPARE_ROOM];                                                                        \
+        uint8_t byte[TM_COMPARE_ROOM];                                                                       \
         for (size_t i = 0; i < n; i++) {                                                                     \
             key_type x = key(p[i]), y = key(q[i]), high = x > y ? x : y, low = x > y ? y : x;                \
             uint##bits##_t distance = (uint##bits##_t)high - (uint##bits##_t)low;                            \
             same += p[i] == q[i];                                                                            \
-            equal += x == y;                                                                                 \
             largest = distance > largest ? distance : largest;                                               \
-            bin[i] = bin_of_##bits(distance);                                                                \
+            byte[i] = byte_of_##bits(distance);                                                              \
         }                                                                                                    \
         raise_max_ulp(worst, largest);                                                                       \
-        count_bins(worst->ulp, bin, n);                                                                      \
-        return (tm_compare_equal){same, equal};                                                              \
+        count_bytes(worst->ulp, byte, n);                                                                    \
+        return (tm_compare_equal){same, worst->ulp[0] - before};                                             \
     }
-#define TM_KEY_8(code) ((code) < 0 ? -((code) & INT8_MAX) : (code))
-#define TM_KEY_16(code) ((code) < 0 ? -((code) & INT16_MAX) : (code))
-#define TM_KEY_32(code) ((code) < 0 ? -((code) & INT32_MAX) : (code))
-#define TM_KEY_64(code) ((code) < 0 ? -((code) & INT64_MAX) : (code))
+#define TM_KEY_8(code) ((code) < 0 ? INT8_MIN - (code) : (code))
+#define TM_KEY_16(code) ((code) < 0 ? INT16_MIN - (code) : (code))
+#define TM_KEY_32(code) ((code) < 0 ? INT32_MIN - (code) : (code))
+#define TM_KEY_64(code) ((code) < 0 ? INT64_MIN - (code) : (code))
 #define TM_KEY_INTEGER(code) (code)
 #define TM_KEY_BOOL(code) ((code) != 0)
 TM_COMPARE_ULP(float8, int8_t, 32, int32_t, TM_KEY_8)
@@ -347,7 +362,7 @@ static tm_compare_equal compare_ulp_between(tm_compare_worst *worst, const doubl
     const tm_int64 *x_bits = (const tm_int64 *)x, *y_bits = (const tm_int64 *)y;
     int64_t codes[2][TM_COMPARE_ROOM];
     uint64_t distance[TM_COMPARE_ROOM], largest = 0;
-    uint8_t bin[TM_COMPARE_ROOM];
+    uint8_t byte[TM_COMPARE_ROOM];
     tm_compare_equal equal = {0, 0};
     if (grid != NULL) {
         grid_codes(codes[0], x, n, grid);
@@ -366,10 +381,10 @@ static tm_compare_equal compare_ulp_between(tm_compare_worst *worst, const doubl
         equal.bits += x_bits[i] == y_bits[i];
         equal.values += x[i] == y[i];
         largest = distance[i] > largest ? distance[i] : largest;
-        bin[i] = bin_of_64(distance[i]);
+        byte[i] = byte_of_64(distance[i]);
     }
     raise_max_ulp(worst, largest);
-    count_bins(worst->ulp, bin, n);
+    count_bytes(worst->ulp, byte, n);
     return equal;
 }
 

@@ -43,11 +43,12 @@ typedef struct tm_compare_equal {
 typedef struct tm_compare_kernels {
     void (*prefetch)(const void *a, const void *b, size_t a_bytes, size_t b_bytes);
     /* Widened blocks go on with zeros to the end of their last row of 32 elements. The first: of equal bits
-     * in both lists. 0, with nothing added, if a lane of squares would not be finite. */
-    int (*add_same)(tm_compare_sums *sums, const double *x, size_t n);
+     * in both lists. 0, with nothing added, if a lane of squares would not be finite. `exact`: no product of
+     * two elements is rounded. */
+    int (*add_same)(tm_compare_sums *sums, const double *x, size_t n, int exact);
     /* Any block; element i has index `index` + i. `force` adds it whatever comes out. */
     int (*add)(tm_compare_sums *sums, tm_compare_worst *worst, const double *x, const double *y, size_t n,
-               int64_t index, int force);
+               int64_t index, int exact, int force);
     /* Distances in the dtype's own values, of finite elements. */
     tm_compare_equal (*ulp[TM_DTYPE_COUNT])(tm_compare_worst *worst, const void *a, const void *b, size_t n);
     /* Distances of widened elements: on a grid, or (NULL) their difference as an integer. */

@@ -102,7 +102,7 @@ def test_twin(dtype: str, layout: str) -> None:
 @pytest.mark.parametrize("other", DTYPES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_twin_of_two_dtypes(dtype: str, other: str) -> None:
-    for values in ("ordinary", "bits", "seeded", "tiny"):
+    for values in ("ordinary", "bits", "seeded", "tiny", "zeros"):
         a, b = make(dtype, "contiguous", values), make(other, "reversed", values, seed=1)
         assert_twin(compare(a, b).records[0], a, b)
         with np.errstate(all="ignore"):
