@@ -16,6 +16,7 @@ import numpy as np
 import trainmon
 from benchmarks import (
     attention,
+    compare,
     detectors,
     differences,
     fingerprints,
@@ -42,6 +43,7 @@ FAMILIES: list[tuple[str, Callable[[bool], list[Any]]]] = [
     ("Spike detectors", detectors.measure),
     ("Attention logits", attention.measure),
     ("Stable rank", spectral.measure),
+    ("Comparison of two lists", compare.measure),
     ("Rows of CSV and JSON", rows.measure),
 ]
 
