@@ -321,6 +321,20 @@ def test_views(view: str, dtype: str) -> None:
     np.testing.assert_allclose(logits.sums, plain.sums, rtol=1e-5, atol=1e-3)
 
 
+def test_torch_tensors() -> None:
+    """As a model has them: bfloat16 with gradients, sequence before heads, masks as tensors."""
+    torch = pytest.importorskip("torch")
+    generator = torch.Generator().manual_seed(0)
+    made = [torch.randn(2, 90, heads, 16, generator=generator) for heads in (4, 2)]
+    q, k = (tensor.bfloat16().requires_grad_().transpose(1, 2) for tensor in made)
+    lengths = torch.tensor([90, 41])
+    logits = attention_logits(q, k, q_mask=lengths, k_mask=lengths)
+    plain = [tensor.detach().float().contiguous().numpy() for tensor in (q, k)]
+    expected = attention_logits(*plain, q_mask=lengths.numpy(), k_mask=lengths.numpy())
+    np.testing.assert_allclose(logits.max, expected.max, rtol=1e-6)
+    np.testing.assert_allclose(logits.sums, expected.sums, rtol=1e-5, atol=1e-3)
+
+
 def test_broadcast() -> None:
     rng = np.random.default_rng(10)
     q, k = normal(rng, 1, 1, 100, 8), normal(rng, 1, 1, 100, 8)
@@ -477,10 +491,11 @@ def test_property_splits_of_the_keys_merge(cuts: list[int], bad: bool, seed: int
     q, k = 3 * normal(rng, 2, 2, 70, 6), normal(rng, 2, 1, 90, 6)
     if bad:
         k[0, 0, rng.integers(90), 0] = rng.choice(np.array([np.nan, np.inf, -np.inf], np.float32))
-    whole = rows_twin(q, k, 1 / math.sqrt(6), allowed(2, 70, 90, q_start=20))
+    start = int(rng.integers(-30, 30))  # below 0: rows without a key
+    whole = rows_twin(q, k, 1 / math.sqrt(6), allowed(2, 70, 90, q_start=start))
     edges = [0, *sorted(cuts), 90]
     parts = [
-        attention_logits(q, k[:, :, a:b], q_start=20, k_start=a, per_row=True)[1]
+        attention_logits(q, k[:, :, a:b], q_start=start, k_start=a, per_row=True)[1]
         for a, b in itertools.pairwise(edges)
     ]
     merged = merge_key_splits(parts)
