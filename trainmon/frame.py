@@ -55,6 +55,7 @@ class Part:
     """A mergeable slot of the frame: ``size`` float64 values at ``offset`` (assigned when the registry freezes).
 
     Attributes:
+        subjects: one a value, if the values belong to named things; ranks may have different ones.
         places: where this rank's own values stand among all ranks'; None: they are all, in this order.
     """
 
@@ -63,6 +64,7 @@ class Part:
     size: int
     offset: int = -1
     index: int = -1
+    subjects: tuple[str, ...] | None = None
     places: NDArray[np.int64] | None = None
 
 
@@ -75,6 +77,7 @@ class Series:
     derive: Derive
     subjects: tuple[str, ...] | None
     probe: str
+    sees_null: bool = False
 
     @property
     def name(self) -> str:
@@ -135,22 +138,31 @@ class Registry:
         self.size = 0
         self._frozen = False
 
-    def part(self, name: str, reduce: Reduce, size: int = 1) -> Part:
+    def part(
+        self, name: str, reduce: Reduce, size: int = 1, *, subjects: Sequence[str] | None = None
+    ) -> Part:
         """The part of this name, made on first use; series share parts by naming them alike.
 
+        Args:
+            size: number of values, the same on every rank.
+            subjects: one name a value instead; the ranks' own are merged by name.
+
         Raises:
-            ValueError: the part exists with another reduce or size, or the layout is fixed already.
+            ValueError: the part exists with another reduce, size or subjects, or the layout is fixed already.
         """
+        names = None if subjects is None else tuple(subjects)
+        if names is not None:
+            size = len(names)
         known = self.parts.get(name)
         if known is not None:
-            if (known.reduce, known.size) != (reduce, size):
+            if (known.reduce, known.size, known.subjects) != (reduce, size, names):
                 raise ValueError(
                     f"part {name!r} is already a {known.reduce} of {known.size}, not {reduce} of {size}"
                 )
             return known
         if self._frozen:
             raise ValueError(f"part {name!r} comes after the layout was fixed")
-        part = self.parts[name] = Part(name, reduce, size, index=len(self.parts))
+        part = self.parts[name] = Part(name, reduce, size, index=len(self.parts), subjects=names)
         return part
 
     def add(
@@ -161,6 +173,7 @@ class Registry:
         *,
         probe: str,
         subjects: Sequence[str] | None = None,
+        sees_null: bool = False,
     ) -> Series:
         """Registers a series of the catalogue.
 
@@ -171,6 +184,8 @@ class Registry:
             probe: the configuration section it belongs to.
             subjects: one per value for a name with ``<...>``; for another name its values are numbered by them
                 (micro-batches) and shown as a table up to the last one that is known.
+            sees_null: ``derive`` takes ``(values, valid)`` of each part and says by itself what is defined; otherwise
+                a value is null where any part is.
         """
         spec = catalogue().get(name)
         if spec is None:
@@ -179,14 +194,14 @@ class Registry:
             raise ValueError(f"{name!r}: a subject for each value is needed")
         if name in self.series or self._frozen:
             raise ValueError(f"{name!r} is registered twice or after the layout was fixed")
-        series = Series(spec, tuple(parts), derive, None if subjects is None else tuple(subjects), probe)
+        names = None if subjects is None else tuple(subjects)
+        series = Series(spec, tuple(parts), derive, names, probe, sees_null)
         self.series[name] = series
         return series
 
     def describe(self) -> bytes:
         """This rank's parts and series, for the other ranks' :meth:`freeze`."""
-        subjects = self._subjects_of_parts()
-        parts = [[part.name, part.reduce, part.size, subjects.get(part.name)] for part in self.parts.values()]
+        parts = [[part.name, part.reduce, part.size, part.subjects] for part in self.parts.values()]
         series = [[name, [part.name for part in one.parts]] for name, one in self.series.items()]
         return json.dumps({"parts": parts, "series": series}).encode()
 
@@ -213,23 +228,12 @@ class Registry:
         self.sum_size, self.max_size, self.size = ends[0], ends[1] - ends[0], offset
         self._frozen = True
 
-    def _subjects_of_parts(self) -> dict[str, tuple[str, ...]]:
-        """The subjects of the parts that have one value each of them."""
-        found: dict[str, tuple[str, ...]] = {}
-        for series in self.series.values():
-            for part in series.parts:
-                if series.subjects is None or part.size != len(series.subjects) or part.reduce == "local":
-                    continue
-                if found.setdefault(part.name, series.subjects) != series.subjects:
-                    raise ValueError(f"part {part.name!r} has two lists of subjects, one by {series.name}")
-        return found
-
     def _unite(self, ranks: Sequence[Mapping[str, Any]]) -> None:
         mine = json.loads(self.describe())
         union: dict[str, dict[str, None]] = {}
         for rank, other in enumerate(ranks):
-            for kind, key in (("series", slice(0, 2)), ("parts", slice(0, 2))):
-                ours, theirs = ([entry[key] for entry in side[kind]] for side in (mine, other))
+            for kind in ("series", "parts"):
+                ours, theirs = ([entry[:2] for entry in side[kind]] for side in (mine, other))
                 if ours != theirs:
                     differing = next(
                         (x for x in (*ours, *theirs) if x not in ours or x not in theirs), ours[:1]
@@ -243,17 +247,16 @@ class Registry:
                     union.setdefault(name, {}).update(dict.fromkeys(subjects))
                 elif part.reduce != "local" and size != part.size:
                     raise ValueError(f"rank {rank} has {size} values of part {name!r}, this one {part.size}")
-        own = self._subjects_of_parts()
-        for name, names in union.items():
-            everyone = tuple(names)
-            if everyone != own.get(name):
+        for part in self.parts.values():
+            everyone = tuple(union.get(part.name, ()))
+            if part.subjects is not None and part.subjects != everyone:
                 where = {subject: index for index, subject in enumerate(everyone)}
-                self.parts[name].places = np.array([where[one] for one in own.get(name, ())], np.int64)
-                self.parts[name].size = len(everyone)
+                part.places = np.array([where[own] for own in part.subjects], np.int64)
+                part.subjects, part.size = everyone, len(everyone)
         for series in list(self.series.values()):
-            names_of = [union[part.name] for part in series.parts if part.name in union]
-            if names_of and series.subjects is not None:
-                self.series[series.name] = dataclasses.replace(series, subjects=tuple(names_of[0]))
+            named = [part.subjects for part in series.parts if part.subjects is not None]
+            if named:
+                self.series[series.name] = dataclasses.replace(series, subjects=named[0])
 
 
 def _place(part: Part, index: int) -> int:
@@ -365,6 +368,9 @@ class Frame:
 
     def _derive(self, series: Series) -> tuple[Floats, Flags]:
         """Values and validity of a series; either may be a view into the frame."""
+        if series.sees_null:
+            result, defined = series.derive(*(self.get(part) for part in series.parts))
+            return result, np.broadcast_to(defined, result.shape)
         columns: list[Floats] = []
         known: Flags | None = None
         for part in series.parts:

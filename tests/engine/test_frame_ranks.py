@@ -18,15 +18,15 @@ class Rank:
     def __init__(self, names: list[str]) -> None:
         self.registry = Registry()
         self.parts: dict[str, Part] = {}
-        for name, reduce, size in (
-            ("square", "sum", 1),
-            ("s", "sum", 1),
-            ("n", "sum", 1),
-            ("squares", "sum", len(names)),
-            ("step", "max", 1),
-            ("own", "local", 1),
+        for name, reduce in (
+            ("square", "sum"),
+            ("s", "sum"),
+            ("n", "sum"),
+            ("step", "max"),
+            ("own", "local"),
         ):
-            self.parts[name] = self.registry.part(name, reduce, size)  # type: ignore[arg-type]
+            self.parts[name] = self.registry.part(name, reduce)  # type: ignore[arg-type]
+        self.parts["squares"] = self.registry.part("squares", "sum", subjects=names)
         parts = self.parts
         self.registry.add("grad/norm_clipped", (parts["square"],), root, probe="gradients")
         self.registry.add("loss/global", (parts["s"], parts["n"]), ratio, probe="loss")
@@ -132,6 +132,34 @@ def test_ranks_at_different_steps() -> None:
 
 def test_a_part_belongs_to_one_list_of_subjects() -> None:
     rank = Rank(["a"])
-    rank.registry.add("grad/norm/<p>", (rank.parts["squares"],), root, probe="gradients", subjects=["b"])
-    with pytest.raises(ValueError, match="two lists of subjects"):
-        rank.registry.describe()
+    assert rank.registry.part("squares", "sum", subjects=["a"]) is rank.parts["squares"]
+    with pytest.raises(ValueError, match="already"):
+        rank.registry.part("squares", "sum", subjects=["b"])
+
+
+def test_sizes_without_subjects_must_agree() -> None:
+    first, second = Rank(["a"]), Rank(["a"])
+    first.registry.part("more", "sum", 2)
+    second.registry.part("more", "sum", 3)
+    with pytest.raises(ValueError, match="rank 1 has 3 values of part 'more', this one 2"):
+        first.freeze([first.registry.describe(), second.registry.describe()])
+
+
+def test_a_series_that_sees_null_takes_what_is_there() -> None:
+    registry = Registry()
+    own, other = registry.part("own", "sum"), registry.part("other", "max")
+
+    def either(a: Any, b: Any) -> Any:
+        return np.where(a[1], a[0], b[0]), a[1] | b[1]
+
+    registry.add("grad/norm", (own, other), either, probe="gradients", sees_null=True)
+    registry.freeze()
+    frame = Frame(registry)
+    found = []
+    for writes in ([], [(other, 2.0)], [(other, 2.0), (own, 1.0)]):
+        frame.clear(1)
+        for part, value in writes:
+            frame.set(part, value)
+        shown = frame.snapshot(wall_time=0, elapsed=0, total_steps=None, due=lambda probe: True)
+        found.append(shown.scalars["grad/norm"])
+    assert found == [None, 2.0, 1.0]
