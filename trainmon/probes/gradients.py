@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trainmon.backend.base import Lazy
-from trainmon.events import GradsReady, Phase, StepBegin, StepEnd
-from trainmon.frame import Flags, Floats, Frame, Registry, identity, root
+from trainmon.events import GradsReady, Phase, StepBegin, StepEnd, TensorView
+from trainmon.frame import Flags, Floats, Frame, Registry, root
 from trainmon.probes.base import ProbeContext, Sample
 
 __all__ = ["GradientsProbe"]
@@ -30,8 +31,32 @@ def _total(*counts: Floats) -> tuple[Floats, bool]:
     return np.sum(counts, axis=0), True
 
 
-def _root_of_scaled(square: Floats, scale: Floats) -> tuple[Floats, Flags]:
-    return np.sqrt(square) / scale, scale > 0
+Column = tuple[Floats, Flags]
+
+
+def _norm(square: Column, scale: Column, reported: Column) -> Column:
+    """The measured norm of reduced gradients, else what the host reports."""
+    measured = square[1] & scale[1] & (scale[0] > 0)
+    return np.where(measured, np.sqrt(square[0]) / scale[0], reported[0]), measured | reported[1]
+
+
+def _norms(squares: Column, square: Column, scale: Column, after: Column, reported: Column) -> Column:
+    """Of each parameter. Clipping scaled every gradient alike, so each one's own norm grows back alike."""
+    measured = square[1] & scale[1] & (scale[0] > 0)
+    regrown = after[1] & reported[1] & (reported[0] > 0) & (after[0] > 0) & np.isfinite(after[0])
+    factor = np.where(measured, 1 / scale[0], reported[0] / np.sqrt(after[0]))
+    return np.sqrt(squares[0]) * factor, squares[1] & (measured | regrown)
+
+
+def _clip_coefficient(
+    square: Column, scale: Column, reported: Column, after: Column, limit: Column
+) -> Column:
+    """By the limit where it is known, else as measured."""
+    norm, known = _norm(square, scale, reported)
+    by_limit = np.where(limit[0] > 0, np.minimum(1.0, limit[0] / (norm + 1e-6)), 1.0)
+    measurable = after[1] & (norm > 0) & np.isfinite(after[0])
+    coefficient = np.where(limit[1], by_limit, np.sqrt(after[0]) / norm)
+    return coefficient, known & ~np.isnan(norm) & (limit[1] | measurable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +64,7 @@ class _Seen:
     """What is kept of the gradients after the event: never a tensor, whose memory the host wants back."""
 
     names: Sequence[str]
+    owned: NDArray[np.bool_]  # whether this rank is the one that contributes the tensor
     phase: Phase
     clip_norm: float | None
     scale: float
@@ -80,20 +106,19 @@ class GradientsProbe:
 
     def _take_names(self, names: Sequence[str]) -> None:
         self._names = tuple(name for name in names if name in self._selected)
-        self._index = {name: index for index, name in enumerate(self._names)}
 
     def register(self, registry: Registry) -> None:
         self.stale = False
-        square, scale = registry.part("grad.sumsq", "sum"), registry.part("grad.scale", "max")
-        after, coefficient = (
-            registry.part("grad.sumsq_clipped", "sum"),
-            registry.part("grad.clip_coef", "max"),
-        )
-        self._parts = square, scale, after, coefficient
+        self._square, self._scale = registry.part("grad.sumsq", "sum"), registry.part("grad.scale", "max")
+        self._reported = registry.part("grad.host_norm", "max")
+        self._after = registry.part("grad.sumsq_clipped", "sum")
+        self._limit = registry.part("grad.clip_limit", "max")
+        norm = self._square, self._scale, self._reported
         if self._norm:
-            registry.add("grad/norm", (square, scale), _root_of_scaled, probe=self.name)
-            registry.add("grad/norm_clipped", (after,), root, probe=self.name)
-            registry.add("grad/clip_coef", (coefficient,), identity, probe=self.name)
+            registry.add("grad/norm", norm, _norm, probe=self.name, sees_null=True)
+            registry.add("grad/norm_clipped", (self._after,), root, probe=self.name)
+            parts = (*norm, self._after, self._limit)
+            registry.add("grad/clip_coef", parts, _clip_coefficient, probe=self.name, sees_null=True)
         self._counts = tuple(
             registry.part(f"grad.{kind}", "sum") for kind in ("n_nan", "n_posinf", "n_neginf")
         )
@@ -101,9 +126,17 @@ class GradientsProbe:
         if self._nonfinite:
             registry.add("grad/nonfinite", self._counts, _total, probe=self.name)
         self._table = None
-        if self._per_parameter and self._names:
-            self._table = registry.part("grad.sumsq_tensor", "sum", len(self._names))
-            registry.add("grad/norm/<p>", (self._table,), root, probe=self.name, subjects=self._names)
+        self._index = {name: index for index, name in enumerate(self._names)}
+        if self._per_parameter:
+            self._table = registry.part("grad.sumsq_tensor", "sum", subjects=self._names)
+            registry.add(
+                "grad/norm/<p>",
+                (self._table, self._square, self._scale, self._after, self._reported),
+                _norms,
+                probe=self.name,
+                subjects=self._names,
+                sees_null=True,
+            )
 
     def on_step_begin(self, event: StepBegin) -> None:
         self._reset()
@@ -113,9 +146,10 @@ class GradientsProbe:
         if event.phase == "reduced" or (event.phase == "clipped" and self._seen is None):
             scale = 1.0 if event.loss_scale is None else float(event.loss_scale)
             table = backend.summaries(view.tensors)
-            self._seen = _Seen(view.names, event.phase, event.clip_norm, scale, table)
+            self._seen = _Seen(view.names, _owned(view), event.phase, event.clip_norm, scale, table)
         elif event.phase == "clipped" and self._clipped:
-            self._after_square = backend.square_sum(view.tensors)
+            owned = zip(view.tensors, _owned(view), strict=True)
+            self._after_square = backend.square_sum([tensor for tensor, mine in owned if mine])
 
     def close(self, event: StepEnd) -> Sample:
         seen, after_square = self._seen, self._after_square
@@ -129,70 +163,35 @@ class GradientsProbe:
         def write(frame: Frame, read: Sequence[Floats]) -> None:
             values = iter(read)
             table = next(values) if seen is not None else None
-            square_after = float(next(values)[0]) if after_square is not None else None
-            reported = float(next(values)[0]) if host_norm is not None else None
+            if after_square is not None:
+                frame.set(self._after, float(next(values)[0]))
+            if host_norm is not None:
+                frame.set(self._reported, float(next(values)[0]))
             if seen is not None and table is not None:
-                self._write(frame, event.step, seen, table, square_after, reported)
-            elif reported is not None:
-                self._set_norm(frame, reported * reported, 1.0)
+                self._write(frame, event.step, seen, table)
 
         return Sample(lazies, write)
 
-    def _write(
-        self,
-        frame: Frame,
-        step: int,
-        seen: _Seen,
-        table: Floats,
-        square_after: float | None,
-        reported: float | None,
-    ) -> None:
-        square = float(np.sum(table[:, 0]))
+    def _write(self, frame: Frame, step: int, seen: _Seen, table: Floats) -> None:
+        square = float(np.sum(table[seen.owned, 0]))
         if seen.phase == "reduced":
-            self._set_norm(frame, square, seen.scale)
-            self._write_table(frame, seen.names, table[:, 0] / seen.scale**2)
+            frame.set(self._square, square)
+            frame.set(self._scale, seen.scale)
         else:
-            square_after = square
-            if reported is not None:
-                self._set_norm(frame, reported * reported, 1.0)
-                if reported > 0 and 0 < square < math.inf:
-                    # Clipping scaled every gradient alike, so each one's own norm grows back alike.
-                    self._write_table(frame, seen.names, table[:, 0] * (reported * reported / square))
-        self._write_clipping(frame, square_after, seen.clip_norm)
+            frame.set(self._after, square)
+        if seen.clip_norm is not None:
+            frame.set(self._limit, seen.clip_norm)
+        if self._table is not None:
+            for name, mine, own_square in zip(seen.names, seen.owned, table[:, 0], strict=True):
+                index = self._index.get(name)
+                if mine and index is not None:
+                    frame.set(self._table, float(own_square), index)
         self._write_nonfinite(frame, step, seen, table)
 
-    def _set_norm(self, frame: Frame, square: float, scale: float) -> None:
-        frame.set(self._parts[0], square)
-        frame.set(self._parts[1], scale)
-
-    def _write_table(self, frame: Frame, names: Sequence[str], squares: Floats) -> None:
-        if self._table is None:
-            return
-        for name, square in zip(names, squares, strict=True):
-            index = self._index.get(name)
-            if index is not None:
-                frame.set(self._table, float(square), index)
-
-    def _write_clipping(self, frame: Frame, square_after: float | None, limit: float | None) -> None:
-        square, scale, after, coefficient = self._parts
-        if square_after is not None:
-            frame.set(after, square_after)
-        values, valid = frame.get(square)
-        if not valid[0]:
-            return
-        norm = math.sqrt(values[0]) / float(frame.get(scale)[0][0])
-        if math.isnan(norm):
-            return
-        if limit is not None:
-            frame.set(coefficient, min(1.0, limit / (norm + 1e-6)) if limit > 0 else 1.0)
-        elif square_after is not None and norm > 0 and math.isfinite(square_after):
-            frame.set(coefficient, math.sqrt(square_after) / norm)
-
     def _write_nonfinite(self, frame: Frame, step: int, seen: _Seen, table: Floats) -> None:
-        totals = table[:, 2:5].sum(axis=0)
-        for part, total in zip(self._counts, totals, strict=True):
+        for part, total in zip(self._counts, table[seen.owned, 2:5].sum(axis=0), strict=True):
             frame.set(part, float(total))
-        frame.set(self._any, float(totals.sum()))
+        frame.set(self._any, float(table[:, 2:5].sum()))
         bad = np.flatnonzero(table[:, 2:5].any(axis=1))
         if len(bad) and self._bad_since is None:
             self._bad_since = step
@@ -231,7 +230,12 @@ class GradientsProbe:
                 step=step,
             )
         new = [name for name in seen.names if name not in self._index and name in self._selected]
-        if new and self._per_parameter:
-            known = (*self._names, *new)
-            self._take_names(known)
+        if self._per_parameter and not set(new) <= set(self._names):
+            self._names = tuple(dict.fromkeys((*self._names, *new)))
             self.stale = True
+
+
+def _owned(view: TensorView) -> NDArray[np.bool_]:
+    if not view.shards:
+        return np.ones(len(view), np.bool_)
+    return np.array([shard.owner for shard in view.shards], np.bool_)
