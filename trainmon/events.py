@@ -97,10 +97,16 @@ class ModelView(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """This process's place among the ranks."""
+    """This process's place among the ranks.
+
+    Attributes:
+        counts_tokens: whether this rank's loss and tokens count. Ranks that see the same tokens (tensor parallel, the
+            stages of a pipeline) count once: one of them says yes.
+    """
 
     rank: int = 0
     world: int = 1
+    counts_tokens: bool = True
 
 
 @dataclass(frozen=True, slots=True)

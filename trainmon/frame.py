@@ -78,6 +78,7 @@ class Series:
     subjects: tuple[str, ...] | None
     probe: str
     sees_null: bool = False
+    optional: bool = False
 
     @property
     def name(self) -> str:
@@ -174,6 +175,7 @@ class Registry:
         probe: str,
         subjects: Sequence[str] | None = None,
         sees_null: bool = False,
+        optional: bool = False,
     ) -> Series:
         """Registers a series of the catalogue.
 
@@ -186,6 +188,7 @@ class Registry:
                 (micro-batches) and shown as a table up to the last one that is known.
             sees_null: ``derive`` takes ``(values, valid)`` of each part and says by itself what is defined; otherwise
                 a value is null where any part is.
+            optional: a scalar that is left out, rather than null, in steps that don't define it.
         """
         spec = catalogue().get(name)
         if spec is None:
@@ -195,7 +198,7 @@ class Registry:
         if name in self.series or self._frozen:
             raise ValueError(f"{name!r} is registered twice or after the layout was fixed")
         names = None if subjects is None else tuple(subjects)
-        series = Series(spec, tuple(parts), derive, names, probe, sees_null)
+        series = Series(spec, tuple(parts), derive, names, probe, sees_null, optional)
         self.series[name] = series
         return series
 
@@ -342,6 +345,10 @@ class Frame:
         self.maxima[:] = maxima[:-1]
         self.valid[:shared] = sums[self.registry.sum_size : -1] > 0
 
+    def forget_shared(self) -> None:
+        """Makes null what should have been merged and was not: one rank's own value is no global one."""
+        self.valid[: self.registry.sum_size + self.registry.max_size] = False
+
     def snapshot(
         self, *, wall_time: float, elapsed: float, total_steps: int | None, due: Callable[[str], bool]
     ) -> Snapshot:
@@ -357,6 +364,8 @@ class Frame:
                 if not due(series.probe):
                     continue
                 values, valid = self._derive(series)
+                if series.optional and not valid.any():
+                    continue
                 if series.subjects is None:
                     scalars[series.name] = float(values[0]) if valid[0] else None
                 elif series.listed:

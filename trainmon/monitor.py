@@ -1,5 +1,8 @@
 """TrainMonitor, the engine: events of a run -> probes -> frame -> sinks. It imports no framework.
 
+Every rank does the same at the same steps, whatever it has seen: the schedule decides when a report is made, and what
+needs another collective (new parameters, a message for rank 0) is decided from merged values.
+
 An exception inside trainmon never reaches the training loop: a probe that fails is said, and after three failures
 switched off. All time that the training thread spends in here is measured.
 """
@@ -19,8 +22,10 @@ from typing import Any, Literal, TypeVar
 from trainmon.backend import Backend, Lazy, PackedRead
 from trainmon.backend.host import HostBackend
 from trainmon.config import TrainMonitorConfig, load_config
+from trainmon.dist import Group, Lost, Merging, Single
 from trainmon.events import Event, ExceptionRaised, GradsReady, StepBegin, StepEnd, TrainBegin, TrainEnd
 from trainmon.frame import Floats, Frame, Registry, ratio
+from trainmon.messages import Told, pack_messages, together
 from trainmon.probes.base import ProbeContext, Sample
 from trainmon.run import Run
 from trainmon.signals import TerminationHook
@@ -31,6 +36,8 @@ __all__ = ["TrainMonitor"]
 
 _logger = logging.getLogger("trainmon")
 
+#: Messages that may wait for the next report.
+_OUTBOX = 32
 #: A probe is switched off after so many failures.
 PATIENCE = 3
 E = TypeVar("E", bound=Event)
@@ -46,11 +53,21 @@ class _Pending:
     event: StepEnd
     read: PackedRead
     samples: list[tuple[Slot, Sample]]
-    due: frozenset[str]
+    due: frozenset[str]  # the same on all ranks
     wall_time: float
     elapsed: float
     overhead_ns: int
     seconds: float | None
+
+
+@dataclass(slots=True)
+class _Report:
+    """A step whose numbers are in a frame, on their way between the ranks."""
+
+    pending: _Pending
+    frame: Frame
+    merging: Merging | None
+    messages: list[Told]
 
 
 class TrainMonitor:
@@ -77,7 +94,11 @@ class TrainMonitor:
         self._listeners: dict[type, list[tuple[Slot, Any]]] = {}
         self._run: Run | None = None
         self._backend: Backend = HostBackend()
+        self._group: Group = Single()
+        self._alone = False  # the group is lost
         self._pending: _Pending | None = None
+        self._report: _Report | None = None
+        self._outbox: list[Told] = []
         self._summary = Summary()
         self._overhead_marked = 0
         self._step_began: float | None = None
@@ -89,16 +110,21 @@ class TrainMonitor:
 
     # -- the life of a run ------------------------------------------------------------------------------------------
 
-    def begin(self, event: TrainBegin, backend: Backend | None = None) -> None:
+    def begin(self, event: TrainBegin, backend: Backend | None = None, group: Group | None = None) -> None:
         """The run starts: probes learn of it, series are registered, outputs open.
+
+        Args:
+            group: the ranks that report together, at the same point of their programs; None: this process alone.
 
         Raises:
             ConfigError: a sink's package is missing.
+            ValueError: the ranks measure different things; says which.
         """
         if self._run is not None:
             raise RuntimeError("this TrainMonitor has begun already; make one for each run")
         entered = time.perf_counter_ns()
         self._backend = backend or self._backend
+        self._group = group or self._group
         self._began = time.perf_counter()
         self._begin_event = event
         self.step = event.resumed_step
@@ -114,12 +140,12 @@ class TrainMonitor:
         self._at_exit = lambda: (bound := closer()) and bound(status="unfinished", reason="the program ended")
         atexit.register(self._at_exit)
         self._termination = TerminationHook(lambda: self.close(status="terminated", reason="SIGTERM"))
-        if event.layout.world > 1:
+        if event.layout.world > self._group.size:
             self.say(
                 "warning",
                 "ranks_not_merged",
-                f"{event.layout.world} ranks: this version does not merge values over ranks; what is shown is rank "
-                f"{event.layout.rank}'s own",
+                f"{event.layout.world} ranks, but no process group yet: values are not merged, what is shown is rank "
+                f"{event.layout.rank}'s own; initialise torch.distributed before attach()",
                 step=self.step,
             )
         self.overhead_ns += time.perf_counter_ns() - entered
@@ -170,7 +196,23 @@ class TrainMonitor:
         step: int,
         data: Mapping[str, Any] | None = None,
     ) -> None:
-        """Tells the user something once: log, events.jsonl."""
+        """Tells the user something once: log, events.jsonl. What other ranks than 0 have to say of more than their own
+        business travels with the next report and is said by rank 0."""
+        if self._merges and level != "info":
+            if len(self._outbox) < _OUTBOX:
+                self._outbox.append(Told(level, kind, text, step, dict(data or {})))
+            return
+        self._say(level, kind, text, step=step, data=data)
+
+    def _say(
+        self,
+        level: Literal["info", "warning", "error"],
+        kind: str,
+        text: str,
+        *,
+        step: int,
+        data: Mapping[str, Any] | None = None,
+    ) -> None:
         if self._run is not None:
             self._run.say(level, kind, text, step=step, data=data)
         else:
@@ -183,9 +225,11 @@ class TrainMonitor:
         entered = time.perf_counter_ns()
         self._closed = True
         try:
-            self._finish_pending()
             if status is None:
                 status, reason = self._ended
+            if status != "completed":
+                self._alone = True  # the others may be anywhere: no collective is started or waited for
+            self._flush()
             self._summary.overhead_share = self.overhead_share()
             switched_off = [slot.probe.name for slot in self._slots if slot.off]
             self._run.end(
@@ -231,7 +275,8 @@ class TrainMonitor:
             slot.arm(event.step)
 
     def _end_step(self, event: StepEnd) -> None:
-        self._finish_pending()
+        self._publish_report()
+        self._collect()
         samples: list[tuple[Slot, Sample]] = []
         for slot in self._slots:
             if slot.active:
@@ -239,7 +284,7 @@ class TrainMonitor:
                     samples.append((slot, slot.probe.close(event)))
                 except Exception as error:
                     self._failed(slot, error)
-        if any(slot.probe.stale for slot in self._slots if not slot.off):
+        if self._group.size == 1 and any(slot.probe.stale for slot in self._slots if not slot.off):
             self._register()
         lazies: list[Lazy] = [lazy for _, sample in samples for lazy in sample.lazies]
         seconds = None if self._step_began is None else event.time - self._step_began
@@ -249,7 +294,7 @@ class TrainMonitor:
             event=event,
             read=self._backend.read(lazies),
             samples=samples,
-            due=frozenset(slot.probe.name for slot in self._slots if slot.due and not slot.off),
+            due=frozenset(slot.probe.name for slot in self._slots if slot.due),
             wall_time=time.time(),
             elapsed=time.perf_counter() - self._began,
             overhead_ns=spent,
@@ -259,14 +304,28 @@ class TrainMonitor:
         self._summary.last_step = event.step
         self._summary.wall_seconds += seconds or 0.0
         if not self._backend.deferred:
-            self._finish_pending()
+            self._collect()
 
-    def _finish_pending(self) -> None:
+    def _flush(self) -> None:
+        """Publishes all that is on its way, in order."""
+        self._publish_report()
+        self._collect()
+        self._publish_report()
+        for told in self._outbox:
+            self._say(told.level, told.kind, told.text, step=told.step, data=told.data)
+        self._outbox = []
+
+    @property
+    def _merges(self) -> bool:
+        return self._group.size > 1 and not self._alone and not self._closed
+
+    def _collect(self) -> None:
+        """The numbers of a step are on the host: into a frame, and off to the other ranks."""
         pending, self._pending = self._pending, None
         if pending is None or self._run is None:
             return
         values = pending.read.wait()
-        frame, at = self._frame, 0
+        frame, at = self._frames[pending.event.step % 2], 0
         frame.clear(pending.event.step)
         for slot, sample in pending.samples:
             mine: Sequence[Floats] = values[at : at + len(sample.lazies)]
@@ -280,28 +339,114 @@ class TrainMonitor:
         if pending.seconds is not None:
             frame.set(self._spent, pending.overhead_ns * 1e-9)
             frame.set(self._lasted, pending.seconds)
+        messages, self._outbox = self._outbox, []
+        merging: Merging | None = None
+        if self._merges:
+            frame.set(self._stale, float(any(slot.probe.stale for slot in self._slots)))
+            frame.set(self._alarm, float(bool(messages)))
+            try:
+                merging = self._group.merge(*frame.pack())
+            except Lost as lost:
+                self._lose(lost)
+        self._report = _Report(pending, frame, merging, messages)
+        if self._group.size == 1:
+            self._publish_report()
+
+    def _publish_report(self) -> None:
+        """The ranks have merged a step: derived, written, and what follows from it for all of them."""
+        report, self._report = self._report, None
+        if report is None or self._run is None:
+            return
+        frame, pending = report.frame, report.pending
+        merged = self._wait(report)
+        if merged:
+            for slot in self._slots:
+                if slot.active and hasattr(slot.probe, "merged") and slot.probe.name in pending.due:
+                    try:
+                        slot.probe.merged(frame)
+                    except Exception as error:
+                        self._failed(slot, error)
+        else:
+            frame.forget_shared()
+        switched_off = {slot.probe.name for slot in self._slots if slot.off}
         snapshot = frame.snapshot(
             wall_time=pending.wall_time,
             elapsed=pending.elapsed,
             total_steps=self._begin_event.total_steps,
-            due=lambda name: name in pending.due or name == _OWN,
+            due=lambda name: (name in pending.due and name not in switched_off) or name == _OWN,
         )
+        stale, alarm = (frame.get(part)[0][0] > 0 for part in (self._stale, self._alarm))
         self._summary.add(snapshot)
         self._run.writer.put(snapshot)
+        if report.merging is not None and merged and alarm:
+            self._tell(report.messages)
+        else:
+            for told in report.messages:
+                self._say(told.level, told.kind, told.text, step=told.step, data=told.data)
+        if report.merging is not None and merged and stale:
+            self._register()
+
+    def _wait(self, report: _Report) -> bool:
+        """Whether the frame holds what all ranks have."""
+        if report.merging is None or self._alone:
+            return self._group.size == 1
+        try:
+            report.frame.unpack(*report.merging.wait())
+        except Lost as lost:
+            self._lose(lost)
+        except ValueError as error:
+            self._internal_error(error)
+        else:
+            return True
+        return False
+
+    def _tell(self, messages: list[Told]) -> None:
+        """Some rank has something to say: rank 0 says it for all of them."""
+        try:
+            everybody = self._group.exchange(pack_messages(messages))
+        except Lost as lost:
+            self._lose(lost)
+            everybody = [b"[]"] * self._group.rank + [pack_messages(messages)]
+        if self._group.rank == 0:
+            for told in together(everybody, self._group.size):
+                self._say(told.level, told.kind, told.text, step=told.step, data=told.data)
+        elif self._run is not None and self._run.writes:
+            for told in messages:
+                self._say(told.level, told.kind, told.text, step=told.step, data=told.data)
+
+    def _lose(self, lost: Lost) -> None:
+        if not self._alone:
+            self._alone = True
+            self._say(
+                "error",
+                "ranks_lost",
+                f"{lost}: values of all ranks are null from now on (training goes on if it can)",
+                step=self.step,
+            )
 
     def _register(self) -> None:
-        """Lays out all series anew: at the start, and when parameters came or went."""
+        """Lays out all series anew: at the start, and when parameters came or went. All ranks do so together, with
+        probes that are switched off too, so that their layouts stay alike."""
         registry = Registry()
         for slot in self._slots:
-            if not slot.off:
-                slot.probe.register(registry)
+            slot.probe.register(registry)
         self._spent, self._lasted = (
             registry.part("monitor.spent", "max"),
             registry.part("monitor.step", "max"),
         )
+        self._stale, self._alarm = (
+            registry.part("monitor.stale", "max"),
+            registry.part("monitor.alarm", "max"),
+        )
         registry.add("perf/monitor_overhead", (self._spent, self._lasted), ratio, probe=_OWN)
-        registry.freeze()
-        self._registry, self._frame = registry, Frame(registry)
+        everybody: list[bytes] = []
+        if self._merges:
+            try:
+                everybody = self._group.exchange(registry.describe())
+            except Lost as lost:
+                self._lose(lost)
+        registry.freeze(everybody)
+        self._registry, self._frames = registry, (Frame(registry), Frame(registry))
 
     def _listen(self) -> None:
         for kind in Event.__args__:

@@ -36,6 +36,7 @@ class Run:
     Attributes:
         info: what sinks know of the run.
         writer: takes snapshots and messages.
+        writes: whether this rank has outputs at all.
 
     Raises:
         ConfigError: a sink needs a package that is not installed.
@@ -47,6 +48,7 @@ class Run:
         sinks = self._sinks(config)
         rank = begin.layout.rank
         writes = rank == 0 or config.ranks == "all" or (config.ranks is not None and rank in config.ranks)
+        self.writes = writes
         name = config.run_name or time.strftime("%Y%m%d-%H%M%S")
         self._file: RunFile | None = None
         problem: OSError | None = None

@@ -57,7 +57,11 @@ class Sample:
 class Probe(Protocol):
     """Attributes:
     name: the configuration section.
-    stale: set by the probe when its series have to be registered anew (parameters came or went).
+    stale: set by the probe when its series have to be registered anew (parameters came or went); until then it
+        writes what the layout has.
+
+    A probe may have a method ``merged(frame)``: called once the frame holds all ranks' values, to derive what needs
+    memory of its own; it gives the same on every rank.
     """
 
     name: str

@@ -102,19 +102,24 @@ class LossProbe:
                 means.append(value / weight if is_sum else value)
                 if bad is None and not math.isfinite(means[-1]):
                     bad = index, means[-1]
-            if self._micro:
+            if self._micro and index < self._micro_parts[0].size:
                 frame.set(self._micro_parts[0], totals[-1] if weight > 0 else 0.0, index)
                 frame.set(self._micro_parts[1], weight, index)
-        s, n, q, k, empty = self._parts
-        if micros:
+        s, n, q, k, _ = self._parts
+        if micros and self._context.begin.layout.counts_tokens:
             frame.set(s, _exact_sum(totals))
             frame.set(n, math.fsum(weight for _, weight, _ in micros))
             frame.set(q, _exact_sum(means))
             frame.set(k, float(len(means)))
-            self._empty_steps += not means
-        frame.set(empty, float(self._empty_steps))
         if means:
             self._report(step, bad)
+
+    def merged(self, frame: Frame) -> None:
+        """Counts the steps in which no rank had a token that counts."""
+        _, n, _, _, empty = self._parts
+        values, valid = frame.get(n)
+        self._empty_steps += bool(valid[0] and values[0] == 0)
+        frame.set(empty, float(self._empty_steps))
 
     def _report(self, step: int, bad: tuple[int, float] | None) -> None:
         if bad is not None and self._bad_since is None:

@@ -12,6 +12,11 @@ from trainmon.probes.base import ProbeContext, Sample
 __all__ = ["OptimProbe"]
 
 
+def _of_several(rates: Floats) -> tuple[Floats, bool]:
+    """The rate of a single group is the rate."""
+    return rates, len(rates) > 1
+
+
 class OptimProbe:
     """Publishes ``optim/lr`` (the largest of the groups), ``optim/lr/<group>`` with several groups, and, where
     a loss scaler is at work, ``optim/loss_scale`` and ``optim/overflow``.
@@ -27,7 +32,6 @@ class OptimProbe:
         self._groups: tuple[str, ...] = ()
         self._rates: Mapping[str, Any] | None = None
         self._scale: Any = None
-        self._scaled = False
 
     def begin(self, context: ProbeContext) -> None:
         self._context = context
@@ -38,17 +42,20 @@ class OptimProbe:
         self.stale = False
         self._lr = registry.part("optim.lr", "max")
         registry.add("optim/lr", (self._lr,), identity, probe=self.name)
-        self._lr_groups = None
-        if len(self._groups) > 1:
-            self._lr_groups = registry.part("optim.lr.groups", "max", len(self._groups))
-            registry.add(
-                "optim/lr/<group>", (self._lr_groups,), identity, probe=self.name, subjects=self._groups
-            )
+        self._lr_groups = registry.part("optim.lr.groups", "max", subjects=self._groups)
+        registry.add(
+            "optim/lr/<group>",
+            (self._lr_groups,),
+            _of_several,
+            probe=self.name,
+            subjects=self._groups,
+            optional=True,
+        )
         self._loss_scale = registry.part("optim.loss_scale", "max")
         self._overflow = registry.part("optim.overflow", "max")
-        if self._scaled:
-            registry.add("optim/loss_scale", (self._loss_scale,), identity, probe=self.name)
-            registry.add("optim/overflow", (self._overflow,), identity, probe=self.name)
+        registry.add("optim/loss_scale", (self._loss_scale,), identity, probe=self.name, optional=True)
+        registry.add("optim/overflow", (self._overflow,), identity, probe=self.name, optional=True)
+        self._index = {name: index for index, name in enumerate(self._groups)}
 
     def on_step_begin(self, event: StepBegin) -> None:
         self._rates, self._scale = None, None
@@ -65,18 +72,16 @@ class OptimProbe:
             self._groups = tuple(rates)
             self.stale = True
         scalar = self._context.backend.scalar
-        if not self._scaled and (self._scale is not None or event.overflow is not None):
-            self._scaled = self.stale = True
         scale = event.loss_scale if event.loss_scale is not None else self._scale
         values = [scalar(rate) for rate in (rates or {}).values()]
         extra = [None if value is None else scalar(value) for value in (scale, event.overflow)]
 
         def write(frame: Frame, read: Sequence[Floats]) -> None:
             numbers = [float(array[0]) for array in read]
-            for index, rate in enumerate(numbers[: len(values)]):
+            for name, rate in zip(rates or (), numbers, strict=False):
                 frame.add(self._lr, rate)
-                if self._lr_groups is not None:
-                    frame.set(self._lr_groups, rate, index)
+                if name in self._index:
+                    frame.set(self._lr_groups, rate, self._index[name])
             rest = iter(numbers[len(values) :])
             for part, lazy in zip((self._loss_scale, self._overflow), extra, strict=True):
                 if lazy is not None:

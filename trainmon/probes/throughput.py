@@ -1,7 +1,7 @@
 """Tokens and samples a second, and what was consumed in all (formulas: docs/formulas.md, Throughput).
 
 A rate belongs to one step: its tokens over its own seconds, so that a resume, which brings a large total with it,
-changes no rate.
+changes no rate. Ranks add their own tokens and samples; what earlier lives consumed is the run's and counts once.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from trainmon.backend.base import Lazy
 from trainmon.events import MicroEnd, StepBegin, StepEnd
-from trainmon.frame import Flags, Floats, Frame, Registry, identity
+from trainmon.frame import Flags, Floats, Frame, Registry
 from trainmon.probes.base import ProbeContext, Sample
 
 __all__ = ["ThroughputProbe"]
@@ -18,6 +18,10 @@ __all__ = ["ThroughputProbe"]
 
 def _rate(amount: Floats, seconds: Floats) -> tuple[Floats, Flags]:
     return amount / seconds, seconds > 0
+
+
+def _together(before: Floats, own: Floats) -> tuple[Floats, bool]:
+    return before + own, True
 
 
 class ThroughputProbe:
@@ -34,20 +38,19 @@ class ThroughputProbe:
 
     def begin(self, context: ProbeContext) -> None:
         self._context = context
-        self._tokens_total = float(context.begin.consumed_tokens)
-        self._samples_total = float(context.begin.consumed_samples)
+        self._own_tokens = self._own_samples = 0.0
 
     def register(self, registry: Registry) -> None:
         self.stale = False
         tokens, samples = registry.part("perf.tokens", "sum"), registry.part("perf.samples", "sum")
         seconds = registry.part("perf.seconds", "max")
-        tokens_total = registry.part("data.tokens", "sum")
-        samples_total = registry.part("data.consumed_samples", "max")
-        self._parts = tokens, samples, seconds, tokens_total, samples_total
+        own_tokens, own_samples = registry.part("data.tokens", "sum"), registry.part("data.samples", "sum")
+        self._before = registry.part("data.tokens_before", "max"), registry.part("data.samples_before", "max")
+        self._parts = tokens, samples, seconds, own_tokens, own_samples
         registry.add("perf/tokens_per_second", (tokens, seconds), _rate, probe=self.name)
         registry.add("perf/samples_per_second", (samples, seconds), _rate, probe=self.name)
-        registry.add("data/tokens", (tokens_total,), identity, probe=self.name)
-        registry.add("data/consumed_samples", (samples_total,), identity, probe=self.name)
+        registry.add("data/tokens", (self._before[0], own_tokens), _together, probe=self.name)
+        registry.add("data/consumed_samples", (self._before[1], own_samples), _together, probe=self.name)
 
     def on_step_begin(self, event: StepBegin) -> None:
         self._began, self._micro, self._counted = event.time, [], True
@@ -69,18 +72,23 @@ class ThroughputProbe:
         self._micro = []
 
         def write(frame: Frame, read: Sequence[Floats]) -> None:
-            tokens, samples, duration, tokens_total, samples_total = self._parts
+            tokens, samples, duration, own_tokens, own_samples = self._parts
+            begin = self._context.begin
+            frame.set(self._before[0], float(begin.consumed_tokens))
+            frame.set(self._before[1], float(begin.consumed_samples))
             if seconds is not None:
                 frame.set(duration, seconds)
+            if not begin.layout.counts_tokens:
+                return
             amount = [float(array[0]) for array in read]
             if token_lazies:
                 step_tokens = sum(amount[: len(token_lazies)])
-                self._tokens_total += step_tokens
+                self._own_tokens += step_tokens
                 frame.set(tokens, step_tokens)
-                frame.set(tokens_total, self._tokens_total)
+                frame.set(own_tokens, self._own_tokens)
             if sample_lazies:
-                self._samples_total += amount[-1]
+                self._own_samples += amount[-1]
                 frame.set(samples, amount[-1])
-                frame.set(samples_total, self._samples_total)
+                frame.set(own_samples, self._own_samples)
 
         return Sample((*token_lazies, *sample_lazies), write)
