@@ -7,7 +7,7 @@ seconds, so that a wall clock that is set back changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -88,10 +88,20 @@ class OptimizerView(Protocol):
 
 
 class ModelView(Protocol):
-    """What the engine may ask of a model: the names of its trainable parameters, as the model gives them."""
+    """What the engine may ask of a model: the names of its trainable parameters, as the model gives them, and what
+    this rank holds of each."""
 
     def parameter_names(self) -> Sequence[str]:
         """Names of the trainable parameters without wrapper prefixes, in model order."""
+        ...
+
+    def pieces(self) -> Sequence[str]:
+        """For each name, which piece of the tensor this rank holds: equal texts on two ranks, equal numbers."""
+        ...
+
+    def take_owners(self, owned: Collection[str]) -> None:
+        """The names whose piece this rank contributes to sums over ranks: the lowest rank that holds a piece does. Views
+        of later events say so in their :class:`ShardInfo`."""
         ...
 
 

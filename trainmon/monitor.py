@@ -17,7 +17,10 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any, Literal, TypeVar
+
+import numpy as np
 
 from trainmon.backend import Backend, Lazy, PackedRead
 from trainmon.backend.host import HostBackend
@@ -251,6 +254,8 @@ class TrainMonitor:
             atexit.unregister(self._at_exit)
             if self._termination is not None:
                 self._termination.remove()
+            if not self._alone:
+                self._group.close()
             self.overhead_ns += time.perf_counter_ns() - entered
 
     def overhead_share(self) -> float | None:
@@ -446,7 +451,28 @@ class TrainMonitor:
             except Lost as lost:
                 self._lose(lost)
         registry.freeze(everybody)
+        self._share_pieces()
         self._registry, self._frames = registry, (Frame(registry), Frame(registry))
+
+    def _share_pieces(self) -> None:
+        """Of ranks that hold the same piece of a parameter the lowest owns it."""
+        model = self._begin_event.model
+        if model is None or not self._merges:
+            return
+        names = model.parameter_names()
+        held = [f"{name} {piece}" for name, piece in zip(names, model.pieces(), strict=True)]
+        keys = np.array(
+            [int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little") for text in held],
+            np.uint64,
+        )
+        try:
+            everybody = self._group.exchange(keys.tobytes())
+        except Lost as lost:
+            self._lose(lost)
+            return
+        lower = [np.frombuffer(packed, np.uint64) for packed in everybody[: self._group.rank]]
+        replicas = np.isin(keys, np.concatenate(lower)) if lower else np.zeros(len(keys), np.bool_)
+        model.take_owners({name for name, copy in zip(names, replicas.tolist(), strict=True) if not copy})
 
     def _listen(self) -> None:
         for kind in Event.__args__:

@@ -8,7 +8,7 @@ Hooks only: one before and one after the optimizer's step, both gone after ``clo
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from types import TracebackType
@@ -16,9 +16,11 @@ from typing import Any, Literal
 
 import torch
 
-from trainmon.adapters.base import layout_from_environment, plain_name
+from trainmon.adapters.base import layout_from_environment
+from trainmon.adapters.torch_loop.parameters import OptimizerView, ParameterList
 from trainmon.backend import Backend
 from trainmon.backend.host import HostBackend
+from trainmon.dist import Group
 from trainmon.events import (
     DataBegin,
     DataEnd,
@@ -26,13 +28,13 @@ from trainmon.events import (
     EvalEnd,
     ExceptionRaised,
     GradsReady,
+    Layout,
     MicroEnd,
     OptimizerBegin,
     OptimizerEnd,
     Phase,
     StepBegin,
     StepEnd,
-    TensorView,
     TrainBegin,
     TrainEnd,
 )
@@ -40,9 +42,6 @@ from trainmon.monitor import TrainMonitor
 from trainmon.summary import Summary
 
 __all__ = ["TorchLoop", "attach"]
-
-#: The whole model is listed anew every so many steps, so that replaced modules are found too.
-_RELIST_EVERY = 100
 
 
 def attach(
@@ -55,9 +54,13 @@ def attach(
     consumed_tokens: int = 0,
     consumed_samples: int = 0,
     backend: Literal["auto", "host", "torch"] = "auto",
+    counts_tokens: bool = True,
     **overrides: Any,
 ) -> TorchLoop:
     """Starts watching a loop; use it as a context manager, or call ``close()`` at the end.
+
+    With several ranks, call it on all of them after ``init_process_group`` and after the model has been wrapped: values
+    are then those of all ranks.
 
     Args:
         model: its trainable parameters give names and gradients.
@@ -69,17 +72,23 @@ def attach(
         consumed_tokens, consumed_samples: what earlier lives consumed.
         backend: ``host`` reads with the C kernels, ``torch`` computes on the tensors' device; ``auto`` takes ``host``
             if all parameters are in host memory.
+        counts_tokens: whether this rank's loss, tokens and samples count. Of ranks that are fed the same tokens (tensor
+            parallel) one says yes; of a pipeline's stages, one that knows the loss.
         **overrides: top-level configuration keys.
 
     Raises:
         ConfigError: the configuration is wrong; nothing has begun.
+        ValueError: the ranks measure different things.
     """
+    monitor = TrainMonitor(config, **overrides)
+    group = _group()
+    layout = layout_from_environment() if group is None else Layout(group.rank, group.size)
     return TorchLoop(
         model,
         optimizer,
-        TrainMonitor(config, **overrides),
+        monitor,
         TrainBegin(
-            layout=layout_from_environment(),
+            layout=replace(layout, counts_tokens=counts_tokens),
             resumed_step=resumed_step,
             total_steps=total_steps,
             consumed_tokens=consumed_tokens,
@@ -87,7 +96,19 @@ def attach(
             host="torch",
         ),
         _choose_backend(model, backend),
+        group,
     )
+
+
+def _group() -> Group | None:
+    """All ranks of torch.distributed, if there are several."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return None
+    if torch.distributed.get_world_size() == 1:
+        return None
+    from trainmon.dist.torch_group import TorchGroup
+
+    return TorchGroup()
 
 
 def _choose_backend(model: torch.nn.Module, wanted: str) -> Backend:
@@ -102,69 +123,6 @@ def _choose_backend(model: torch.nn.Module, wanted: str) -> Backend:
     return TorchBackend(on_device[0] if on_device else torch.device("cpu"))
 
 
-class _OptimizerView:
-    """Learning rates by group, read when asked."""
-
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self._optimizer = optimizer
-
-    def learning_rates(self) -> Mapping[str, float]:
-        return {
-            str(group.get("name", index)): group["lr"]
-            for index, group in enumerate(self._optimizer.param_groups)
-            if group.get("lr") is not None  # some optimizers find their own
-        }
-
-
-class _ParameterList:
-    """The trainable parameters by name, cached; looked up anew when the optimizer's groups change."""
-
-    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        self._model, self._optimizer = model, optimizer
-        self._signature: tuple[int, ...] = ()
-        self._age = 0
-        self._relist()
-
-    def _relist(self) -> None:
-        named = {
-            id(p): (plain_name(name), p) for name, p in self._model.named_parameters() if p.requires_grad
-        }
-        for index, group in enumerate(self._optimizer.param_groups):
-            for position, parameter in enumerate(group["params"]):
-                named.setdefault(id(parameter), (f"optimizer.{index}.{position}", parameter))
-        self.names = [name for name, _ in named.values()]
-        self.parameters = [parameter for _, parameter in named.values()]
-
-    def refresh(self) -> None:
-        """Once a step; cheap unless something changed."""
-        signature = tuple(
-            value
-            for group in self._optimizer.param_groups
-            for value in (id(group["params"]), len(group["params"]))
-        )
-        self._age += 1
-        if signature != self._signature or self._age >= _RELIST_EVERY:
-            self._signature, self._age = signature, 0
-            self._relist()
-
-    def parameter_names(self) -> Sequence[str]:
-        return self.names
-
-    def gradients(self) -> TensorView:
-        """Gradients that are there, as dense tensors. Meta tensors hold nothing and are left out."""
-        names: list[str] = []
-        tensors: list[torch.Tensor] = []
-        for name, parameter in zip(self.names, self.parameters, strict=True):
-            gradient = parameter.grad
-            if gradient is None or gradient.is_meta:
-                continue
-            if gradient.is_sparse:
-                gradient = gradient.coalesce().values()
-            names.append(name)
-            tensors.append(gradient)
-        return TensorView(names, tensors)
-
-
 class TorchLoop:
     """A watched loop. Per step: ``micro_end`` after each backward, ``grads_ready`` before clipping, ``step_end`` last."""
 
@@ -175,17 +133,19 @@ class TorchLoop:
         monitor: TrainMonitor,
         begin: TrainBegin,
         backend: Backend,
+        group: Group | None = None,
     ) -> None:
         self.monitor = monitor
         self._optimizer = optimizer
-        self._view = _OptimizerView(optimizer)
-        self._list = _ParameterList(model, optimizer)
+        self._view = OptimizerView(optimizer)
+        self._list = ParameterList(model, optimizer)
         self._step = begin.resumed_step + 1
         self._micro = 0
         self._stepped = False
         self._missed = 0
+        self._partial_said = False
         self._handles: list[Any] = []
-        monitor.begin(replace(begin, model=self._list, optimizer=self._view), backend)
+        monitor.begin(replace(begin, model=self._list, optimizer=self._view), backend, group)
         if monitor.listens(GradsReady):
             self._handles = [
                 optimizer.register_step_pre_hook(self._before_update),
@@ -315,9 +275,22 @@ class TorchLoop:
         def make() -> GradsReady:
             self._list.refresh()
             rates = self._view.learning_rates()
-            return GradsReady(self._step, self._list.gradients(), phase, clip_norm, rates, loss_scale)
+            view = self._list.gradients()
+            self._say_partial()
+            return GradsReady(self._step, view, phase, clip_norm, rates, loss_scale)
 
         self.monitor.offer(GradsReady, make)
+
+    def _say_partial(self) -> None:
+        if self._list.partial is not None and not self._partial_said:
+            self._partial_said = True
+            self.monitor.say(
+                "warning",
+                "partial_gradients",
+                f"the gradient of {self._list.partial} is still a sum to be made over ranks (a partial DTensor): such "
+                "gradients are left out of all norms; reduce them before grads_ready()",
+                step=self._step,
+            )
 
     def _before_update(self, *_arguments: Any) -> None:
         self._stepped = True

@@ -1,0 +1,64 @@
+"""Which piece of a parameter a rank holds, read off what torch knows: DTensor placements, FSDP1's flat shards.
+
+Two ranks with the same piece of the same parameter hold the same numbers (data parallel, replicated norms of a tensor
+parallel model), and one of them counts. No mesh has to be named for that: pieces are compared between ranks.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+
+__all__ = ["FlatShards", "is_partial", "local", "piece"]
+
+
+def _is_dtensor(tensor: Any) -> bool:
+    """Without importing torch.distributed.tensor, which a model that has none doesn't need."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's piece as a plain tensor, without communication."""
+    return tensor.to_local() if _is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def is_partial(tensor: torch.Tensor) -> bool:
+    """Whether ranks still hold summands of the tensor: their norms say nothing of the sum's."""
+    return _is_dtensor(tensor) and any(placement.is_partial() for placement in tensor.placements)  # type: ignore[attr-defined]
+
+
+def piece(tensor: torch.Tensor) -> str:
+    """Where this rank's piece begins in the whole tensor, and its shape; "whole" for a plain tensor."""
+    if not _is_dtensor(tensor):
+        return "whole"
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    shape, offset = compute_local_shape_and_global_offset(
+        tensor.shape,
+        tensor.device_mesh,  # type: ignore[attr-defined]
+        tensor.placements,  # type: ignore[attr-defined]
+    )
+    return f"{tuple(offset)} {tuple(shape)}"
+
+
+class FlatShards:
+    """The parameters of FSDP1 modules (``use_orig_params=True``): slices of flat parameters, a rank of its own each."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._piece: dict[int, str] = {}
+        module = sys.modules.get("torch.distributed.fsdp")
+        if module is None:
+            return
+        for child in module.FullyShardedDataParallel.fsdp_modules(model):
+            strategy = child.sharding_strategy.name
+            rank = child.process_group.rank()
+            for parameter in child.parameters():
+                if strategy != "NO_SHARD":
+                    self._piece.setdefault(id(parameter), f"flat shard {rank}")
+
+    def piece(self, parameter: torch.nn.Parameter) -> str:
+        """As :func:`piece`, for any parameter."""
+        return self._piece.get(id(parameter)) or piece(parameter)
