@@ -27,8 +27,9 @@ __all__ = ["GradientsProbe"]
 _KINDS = ("nan", "+inf", "-inf")
 
 
-def _total(*counts: Floats) -> tuple[Floats, bool]:
-    return np.sum(counts, axis=0), True
+def _total(nans: Floats, highs: Floats, lows: Floats, most: Floats) -> tuple[Floats, bool]:
+    """Over owners; but what only a replica has is never 0."""
+    return np.maximum(nans + highs + lows, most), True
 
 
 Column = tuple[Floats, Flags]
@@ -124,7 +125,7 @@ class GradientsProbe:
         )
         self._any = registry.part("grad.any", "max")
         if self._nonfinite:
-            registry.add("grad/nonfinite", self._counts, _total, probe=self.name)
+            registry.add("grad/nonfinite", (*self._counts, self._any), _total, probe=self.name)
         self._table = None
         self._index = {name: index for index, name in enumerate(self._names)}
         if self._per_parameter:

@@ -37,7 +37,9 @@ def _rank(rank: int, size: int, port: int, work: Work, arguments: tuple[Any, ...
         os._exit(0)  # without the others' goodbye, which a dead rank would never say
 
 
-def on_ranks(size: int, work: Work, *arguments: Any, timeout: float = 120, silent: tuple[int, ...] = ()) -> dict[int, Any]:
+def on_ranks(
+    size: int, work: Work, *arguments: Any, timeout: float = 120, silent: tuple[int, ...] = ()
+) -> dict[int, Any]:
     """What `work(*arguments)` returned, by rank. Ranks in `silent` may die without a result.
 
     Raises:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.dist.ranks import on_ranks
+from tests.ranks.gloo import on_ranks
 from trainmon.dist import Lost, Single
 
 

@@ -1,0 +1,69 @@
+"""One global batch, one model: whatever cuts them, the numbers are those of a single process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.ranks import train
+from tests.ranks.gloo import on_ranks
+
+# The model computes in float32, and sums in another order on each layout.
+FLOAT_ERROR = 2e-6
+SAME = ("loss/global", "grad/norm", "grad/clip_coef", "grad/nonfinite", "optim/lr")
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return train.run("single", str(tmp_path_factory.mktemp("single")))
+
+
+@pytest.mark.parametrize(
+    ("kind", "ranks"), [("ddp", 2), ("ddp", 4), ("fsdp1", 2), ("fsdp2", 2), ("tp", 2), ("tp+fsdp2", 4)]
+)
+def test_the_numbers_of_a_single_process(
+    kind: str, ranks: int, tmp_path: Path, alone: dict[str, Any]
+) -> None:
+    found = on_ranks(ranks, train.run, kind, str(tmp_path))[0]
+    assert [record["step"] for record in found["scalars"]] == [1, 2, 3]
+    for record, expected in zip(found["scalars"], alone["scalars"], strict=True):
+        for name in SAME:
+            assert record[name] == pytest.approx(expected[name], rel=FLOAT_ERROR), (kind, name)
+        # Counted once where ranks share their tokens, and what came before once at all.
+        assert record["data/tokens"] == 1000 + record["step"] * train.BATCH * train.TOKENS
+        assert record["data/consumed_samples"] == record["step"] * train.BATCH
+    for step, norms in alone["norms"].items():
+        assert found["norms"][step].keys() == norms.keys()
+        for name, row in norms.items():
+            assert float(found["norms"][step][name]["grad/norm"]) == pytest.approx(
+                float(row["grad/norm"]), rel=FLOAT_ERROR
+            ), (kind, name)
+    assert not [event for event in found["events"] if event.get("level") in ("warning", "error")]
+
+
+@pytest.mark.parametrize("bad", [0, 1])
+def test_a_nan_on_one_rank_is_named_with_its_rank_and_index(bad: int, tmp_path: Path) -> None:
+    found = on_ranks(2, train.run, "ddp", str(tmp_path), (bad, 2))[0]
+    assert [record["grad/nonfinite"] for record in found["scalars"]][:2] == [0, 1]
+    said = [event for event in found["events"] if event.get("kind") == "nonfinite_gradient"]
+    event = said[0]
+    assert event["step"] == 2
+    assert all(later["step"] == 3 for later in said[1:]), "the update spread it: the other rank's first time"
+    assert event["data"]["ranks"] == [bad]
+    assert event["data"]["index"] == 1
+    assert event["data"]["name"] == "4.bias"
+    assert event["text"].startswith(f"rank {bad}: gradient of 4.bias is not finite at step 2")
+
+
+def test_a_rank_that_dies_leaves_nulls_and_training_goes_on(tmp_path: Path) -> None:
+    found = on_ranks(3, train.run, "plain", str(tmp_path), None, (1, 1), silent=(1,))[0]
+    first, *rest = found["scalars"]
+    assert first["step"] == 1
+    assert [record["step"] for record in rest] == [2, 3]
+    for record in rest:
+        assert record["loss/global"] is None, "one rank's value is no global one"
+        assert record["grad/norm"] is None
+    (event,) = [event for event in found["events"] if event.get("kind") == "ranks_lost"]
+    assert "can't reach the others" in event["text"]

@@ -1,0 +1,111 @@
+"""A small model trained for three steps under any kind of parallelism; what trainmon said of it."""
+
+from __future__ import annotations
+
+import csv
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+STEPS, BATCH, TOKENS, WIDTH = 3, 8, 5, 12
+
+
+def run(
+    kind: str, directory: str, nan_on: tuple[int, int] | None = None, dies_on: tuple[int, int] | None = None
+) -> dict[str, Any]:
+    """Trains on this rank, and returns the run's scalars by step and parameter norms by step (rank 0's).
+
+    Args:
+        kind: single, plain (ranks that don't communicate), ddp, fsdp1, fsdp2, tp, tp+fsdp2.
+        nan_on: (rank, step) where the last gradient gets a NaN at index 1 before it is watched.
+        dies_on: (rank, step) at whose end the process kills itself.
+    """
+    import torch
+    import torch.distributed as distributed
+    from torch import nn
+
+    import trainmon
+
+    torch.manual_seed(0)
+    model: Any = nn.Sequential(
+        nn.Linear(WIDTH, 16), nn.GELU(), nn.Linear(16, WIDTH), nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4)
+    )
+    rank = distributed.get_rank() if kind != "single" else 0
+    world = distributed.get_world_size() if kind != "single" else 1
+    data_rank, data_world, counts = rank, world, True
+    if kind == "ddp":
+        model = nn.parallel.DistributedDataParallel(model)
+    elif kind == "fsdp1":
+        from torch.distributed.fsdp import FullyShardedDataParallel
+
+        model = FullyShardedDataParallel(model, use_orig_params=True, device_id=torch.device("cpu"))
+    elif kind == "fsdp2":
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = init_device_mesh("cpu", (world,))
+        for layer in (model[0], model[2]):
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+    elif kind in ("tp", "tp+fsdp2"):
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+        from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+        tensor = 2
+        mesh2 = init_device_mesh("cpu", (world // tensor, tensor), mesh_dim_names=("dp", "tp"))
+        parallelize_module(model, mesh2["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        data_rank, data_world = mesh2.get_local_rank("dp"), world // tensor
+        counts = mesh2.get_local_rank("tp") == 0
+        if kind == "tp+fsdp2":
+            fully_shard(model, mesh=mesh2["dp"])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    inputs = torch.randn(STEPS, BATCH, TOKENS, WIDTH)
+    targets = torch.randint(4, (STEPS, BATCH, TOKENS))
+    share = BATCH // data_world
+    mine = slice(data_rank * share, (data_rank + 1) * share)
+    with trainmon.attach(
+        model,
+        optimizer,
+        {
+            "output_dir": directory,
+            "run_name": "r",
+            "sinks": {"log": False},
+            "gradients": {"per_parameter": True},
+        },
+        counts_tokens=counts,
+        consumed_tokens=1000,
+    ) as monitor:
+        for step in range(STEPS):
+            logits = model(inputs[step, mine])
+            loss = nn.functional.cross_entropy(logits.flatten(0, 1), targets[step, mine].flatten())
+            loss.backward()
+            if nan_on == (rank, step + 1):
+                gradient = next(p.grad for p in reversed(list(model.parameters())) if p.grad is not None)
+                gradient = gradient.to_local() if hasattr(gradient, "to_local") else gradient
+                gradient.view(-1)[1] = float("nan")
+            monitor.micro_end(loss, tokens=share * TOKENS)
+            monitor.grads_ready(clip_norm=0.5)
+            optimizer.step()
+            optimizer.zero_grad()
+            monitor.step_end(samples=share)
+            if dies_on == (rank, step + 1):
+                os.kill(os.getpid(), signal.SIGKILL)
+    if rank != 0:
+        return {}
+    return read(Path(directory))
+
+
+def read(directory: Path) -> dict[str, Any]:
+    from trainmon.sinks.jsonl import read_jsonl
+
+    place = directory / "r/rank_0"
+    records = [record for record in read_jsonl(place / "scalars.jsonl") if "step" in record]
+    norms: dict[int, dict[str, float]] = {}
+    for path in sorted((place / "tensors").glob("gradients_*.csv")):
+        with path.open(newline="") as stream:
+            for row in csv.DictReader(stream):
+                step = int(row.pop("step"))
+                norms.setdefault(step, {})[row["name"]] = row  # type: ignore[assignment]
+    return {"scalars": records, "norms": norms, "events": read_jsonl(place / "events.jsonl")}
