@@ -228,6 +228,8 @@ def test_a_wrong_argument_at_any_place(name: str) -> None:
                 assert str(error) or isinstance(error, Planned), (path, what)
                 error.__traceback__ = None
                 assert [array.tobytes() for array in arrays_in(changed)] == contents, (path, what)
+            except FileNotFoundError:  # a text is a path
+                assert name == "file_digest", (path, what)
             except (AttributeError, IndexError):  # of the Call's own code
                 assert CALLS[name].use is not None, (path, what)
             assert _are_references(held, references), (path, what)
@@ -291,7 +293,9 @@ TAKES_TENSORS = [name for name, entry in CALLS.items() if entry.any_tensors]
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("name", TAKES_TENSORS)
+@pytest.mark.parametrize(
+    "name", [name for name in TAKES_TENSORS if name != "stage_size"]
+)  # which reads no element
 def test_the_last_of_many_elements_counts(name: str) -> None:
     """Zeros that take no memory, then one NaN: the result must tell. In the long form beyond 2^31 elements."""
     n = campaign.size(2**24 + 5, BEYOND)

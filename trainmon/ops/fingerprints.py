@@ -142,6 +142,7 @@ def file_digest(path: str | os.PathLike[str], algorithm: Literal["gf128", "sha25
         bytes at the end.
 
     Raises:
+        TypeError: no path.
         ValueError: another algorithm.
         OSError: the file can't be opened or read; it names the path.
 
@@ -149,6 +150,7 @@ def file_digest(path: str | os.PathLike[str], algorithm: Literal["gf128", "sha25
     """
     if algorithm not in ("gf128", "sha256"):
         raise ValueError(f"algorithm must be 'gf128' or 'sha256', not {algorithm!r}")
+    path = os.fspath(path)  # open() would take a number for a file that is open already
     value, length, sha256 = 0, 0, hashlib.sha256()
     block = memoryview(bytearray(_FILE_BLOCK))
     with open(path, "rb", buffering=0) as file:
