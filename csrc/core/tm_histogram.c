@@ -188,7 +188,10 @@ static void count_range(const count_call *call, const tm_view *view, int64_t sta
 static void add_row(const count_call *call, size_t tensor, count_row *row) {
     int64_t *to = call->counts + (call->per_tensor ? tensor * call->width : 0);
     for (size_t i = 0; i < call->width; i++) {
-        if (call->workers > 1 && row->words[i] != 0) {
+        if (row->words[i] == 0) {
+            continue; /* adding 0 without a lock would undo what another worker adds meanwhile */
+        }
+        if (call->workers > 1) {
             __atomic_fetch_add(&to[i], row->words[i], __ATOMIC_RELAXED);
         } else {
             to[i] += row->words[i];
