@@ -205,8 +205,11 @@ static int is_plain(PyObject *object) {
 
 int tm_numpy_read_stats(PyObject *object, PyObject *dtype, const tm_stats **data, Py_ssize_t *count) {
     PyArrayObject *array = (PyArrayObject *)object;
-    if (!is_plain(object) || !PyArray_EquivTypes(PyArray_DESCR(array), (PyArray_Descr *)dtype)) {
-        PyErr_SetString(PyExc_TypeError, "records must be a contiguous 1-D array as tensor_stats returns it");
+    /* NumPy takes records at any address for aligned. */
+    if (!is_plain(object) || !PyArray_EquivTypes(PyArray_DESCR(array), (PyArray_Descr *)dtype) ||
+        (uintptr_t)PyArray_DATA(array) % _Alignof(tm_stats) != 0) {
+        PyErr_SetString(PyExc_TypeError,
+                        "records must be a contiguous, aligned 1-D array as tensor_stats returns it");
         return -1;
     }
     *data = PyArray_DATA(array);

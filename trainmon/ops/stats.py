@@ -68,6 +68,8 @@ def merge_stats(records: Records, offsets: npt.ArrayLike | None = None) -> Recor
     Formula: docs/numerics.md, "Merging".
     """
     pieces = np.ascontiguousarray(_as_records(records).reshape(-1))
+    if pieces.ctypes.data % 8:
+        pieces = pieces.copy()
     if offsets is None:
         return _core.merge_stats(pieces, None)
     starts = np.asarray(offsets).reshape(-1)
