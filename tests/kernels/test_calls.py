@@ -139,6 +139,8 @@ def test_each_python_allocation_fails_once() -> None:
     """MemoryError or success, never another error, a crash, or an input that is held on to."""
     if not hasattr(pytest.importorskip("_testcapi"), "set_nomemory"):
         pytest.skip("this Python can't make allocations fail")
+    if np.lib.NumpyVersion(np.__version__) < "2.0.0":
+        pytest.skip("cumsum of NumPy 1.26 itself crashes when memory fails in it")
     code = """
 import gc, sys
 from _testcapi import remove_mem_hooks, set_nomemory

@@ -139,7 +139,16 @@ def test_check_values() -> None:
 def test_distances_of_one_dtype() -> None:
     one = np.float32(1)
     around = np.array(
-        [one, np.nextafter(one, 2), np.nextafter(one, 0), 0.0, -0.0, 1e-45, -1e-45, 3.4028235e38]
+        [
+            one,
+            np.nextafter(one, np.float32(2)),
+            np.nextafter(one, np.float32(0)),
+            0.0,
+            -0.0,
+            1e-45,
+            -1e-45,
+            3.4028235e38,
+        ]
     )
     a = around.astype(np.float32)
     b = np.array([1, 1, 1, -0.0, 0.0, -1e-45, 0, -3.4028235e38], np.float32)

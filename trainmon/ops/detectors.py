@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from types import MappingProxyType
 from typing import Any
 
@@ -157,7 +158,7 @@ class DetectorBank:
 
     def _build(self, kinds: Int64, parameters: npt.NDArray[np.float64], members: list[Int64]) -> None:
         words = _core.detector_words(kinds, parameters)
-        starts = np.concatenate([[0], np.cumsum([m.size for m in members])]).astype(np.int64)
+        starts = np.array([0, *accumulate(m.size for m in members)], np.int64)
         self._plan = (kinds, parameters, starts, np.concatenate(members).astype(np.int64))
         self._words = np.zeros(int((words * np.diff(starts)).sum()), np.int64)
         self._events = np.empty((max(int(starts[-1]), 64), _EVENT_WORDS), np.int64)
@@ -309,10 +310,8 @@ class DetectorBank:
         watched = rest[: int(sizes.sum())]
         if ((watched < 0) | (watched >= count)).any():
             raise ValueError("the state is damaged: a detector watches a series that isn't there")
-        ends = np.cumsum(sizes)
-        members = [
-            rest[end - size : end].copy() for end, size in zip(ends.tolist(), sizes.tolist(), strict=True)
-        ]
+        ends = list(accumulate(sizes.tolist()))
+        members = [rest[end - size : end].copy() for end, size in zip(ends, sizes.tolist(), strict=True)]
         bank._build(
             table[:, 0].copy(), np.ascontiguousarray(table[:, 2:]).view(np.float64), members or [rest[:0]]
         )
