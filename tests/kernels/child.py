@@ -1,4 +1,7 @@
-"""Runs Python code in a fresh interpreter, for what a process can do only once: import, fork, grow, crash."""
+"""Runs Python code in a fresh interpreter, for what a process can do only once: import, fork, grow, crash.
+
+SANITIZED: whether the extension here was built with the address sanitizer.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from trainmon.ops import build_info
+
+SANITIZED = "address sanitizer" in build_info()["switches"]
 ROOT = Path(__file__).resolve().parents[2]
 
 

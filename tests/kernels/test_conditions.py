@@ -21,11 +21,8 @@ import pytest
 from tests import campaign
 from tests.awkward import DTYPES, FLOATS, VALUES
 from tests.kernels.calls import CALLS, arrays_in, call, canonical, tensors
-from tests.kernels.child import output
+from tests.kernels.child import SANITIZED, output
 from trainmon import ops
-from trainmon.ops import build_info
-
-SANITIZED = "sanitizer" in " ".join(build_info()["switches"])
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.awkward import DTYPES, FLOATS, LAYOUTS, arrays, make
-from tests.kernels.child import output
+from tests.kernels.child import SANITIZED, output
 from tests.twins.histograms import FORMATS, histogram_twin, losses_twin
 from trainmon.ops import CastLosses, ExponentHistogram, cpu_info, exponent_histogram, underflow_shares
 
@@ -338,6 +338,9 @@ def test_threads_give_the_same_counts(dtype: str, threads: int) -> None:
         )
 
 
+@pytest.mark.skipif(
+    SANITIZED, reason="takes most of a minute with the sanitizer, which has nothing to find in it"
+)
 def test_more_elements_than_32_bits_count() -> None:
     base = np.full(2**26, 0x38, np.uint8)  # 1.0 in float8_e4m3fn
     base[-1] = 0x7F

@@ -9,12 +9,10 @@ import numpy as np
 import pytest
 
 from tests.awkward import make
-from tests.kernels.child import output, run
+from tests.kernels.child import SANITIZED, output, run
 from trainmon.ops import build_info, cpu_info, multi_norm, scan_nonfinite, tensor_stats
 
-real_memory = pytest.mark.skipif(
-    "address sanitizer" in build_info()["switches"], reason="the sanitizer keeps freed memory"
-)
+real_memory = pytest.mark.skipif(SANITIZED, reason="the sanitizer keeps freed memory")
 
 
 def test_an_unknown_tier_warns_and_runs_the_best() -> None:
