@@ -136,17 +136,18 @@ def test_memory_does_not_grow() -> None:
 def test_a_bomb_needs_little_memory() -> None:
     code = """
         import resource
+        from tests.memory import peak
         from trainmon import _config
         lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
         lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 60)]
         text = "\\n".join(lines).encode()
         resource.setrlimit(resource.RLIMIT_CPU, (20, 20))
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        before = peak()
         try:
             _config.load(text, "f")
         except _config.ParseError as error:
             assert "aliases" in str(error)
-            print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+            print(peak() - before)
     """
     assert int(child(code)) < 4 << 10  # KiB on Linux
 

@@ -655,13 +655,9 @@ print(cpu_info()["tier"], digest.hexdigest())
 
 def test_no_memory_grows_with_queries_times_keys() -> None:
     code = """
-import re
-from pathlib import Path
 import numpy as np
+from tests.memory import peak
 from trainmon.ops import attention_logits
-
-def peak():  # KiB; unlike ru_maxrss it knows nothing of the process before exec
-    return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
 
 q, k = (np.ones((1, 2, 32768, 4), np.float16) for _ in range(2))
 before = peak()

@@ -105,14 +105,14 @@ def test_blocks_without_values() -> None:
 
 
 MEMORY = """
-import resource
+from tests.memory import peak
 import numpy as np
 from trainmon.ops import stable_rank
 
 w = np.random.default_rng(0).standard_normal((3000, 3000), dtype=np.float32)
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before = peak()
 passes = stable_rank(w)[0][0].passes
-print(passes, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+print(passes, (peak() - before) * 1024)
 """
 
 
