@@ -136,22 +136,45 @@ print(alive(), seen, 1e-310 / 2 > 0)
 
 
 def test_each_python_allocation_fails_once() -> None:
-    """MemoryError or success, never another error, a crash, or an input that is held on to."""
+    """MemoryError or success, never another error, a crash, or an input that is held on to. Memory fails within the
+    extension only: parts of NumPy (cumsum of 1.26, array() of 2.5 on Python 3.12) crash by themselves.
+    """
     if not hasattr(pytest.importorskip("_testcapi"), "set_nomemory"):
         pytest.skip("this Python can't make allocations fail")
-    if np.lib.NumpyVersion(np.__version__) < "2.0.0":
-        pytest.skip("cumsum of NumPy 1.26 itself crashes when memory fails in it")
     code = """
 import gc, sys
 from _testcapi import remove_mem_hooks, set_nomemory
 from tests.kernels.calls import CALLS, arrays_in, call, tensors
 from trainmon import _core
 
+first = None  # of the allocations of each call of the extension: the one that fails
+used = False
+
+class Failing:
+    def __getattr__(self, name):
+        function = getattr(_core, name)
+        def run(*arguments):
+            global used
+            used = True
+            if first is None:
+                return function(*arguments)
+            set_nomemory(first, first + 1)
+            try:
+                return function(*arguments)
+            finally:
+                remove_mem_hooks()
+        return run
+
+for name, module in list(sys.modules.items()):
+    if name.startswith(("trainmon.ops", "tests.")) and hasattr(module, "_core"):
+        module._core = Failing()
+
 QUIET = 40  # so many calls in a row without an error: the failing allocation lies behind the call's last
 gc.disable()
 
 def attempt(name, arguments, start):
-    set_nomemory(start, start + 1)
+    global first
+    first = start
     try:
         call(name, *arguments)
         return False
@@ -161,12 +184,13 @@ def attempt(name, arguments, start):
         assert not any(f"function {ours}>" in str(error) for ours in dir(_core)), error
         return True
     finally:
-        remove_mem_hooks()
+        first = None
 
 for name in CALLS:
     made = tensors()
     arguments = CALLS[name].arguments(made)
     held = [*arrays_in(arguments), *made]
+    used = False
     call(name, *arguments)
     gc.collect()
     before = [sys.getrefcount(item) for item in held]
@@ -176,7 +200,7 @@ for name in CALLS:
         failed, quiet, start = failed + hit, 0 if hit else quiet + 1, start + 1
     gc.collect()
     assert [sys.getrefcount(item) for item in held] == before, name
-    assert failed, name
+    assert failed or not used, name
 print("done")
 """
     assert output(code, timeout=300).split() == ["done"]

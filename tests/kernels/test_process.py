@@ -266,6 +266,7 @@ def test_other_threads_run_during_large_work() -> None:
     assert during >= 2
 
 
+@pytest.mark.filterwarnings("ignore:Setting the shape:DeprecationWarning")  # NumPy 2.5; the point here
 def test_the_array_may_get_another_shape_meanwhile() -> None:
     """Shapes and strides are copied before the GIL is dropped."""
     array = np.ones((64, 70000), np.float32)[:, ::-1]
