@@ -132,9 +132,9 @@ def against_gram(kind: str, w: Array, rng: np.random.Generator, rounds: int) -> 
 
 def reads(gaussian: Array, rounds: int) -> list[Row]:
     """A read within the iteration: a long call less a call of one read, by the reads between."""
-    kinds: dict[str, tuple[Array, float]] = {
+    kinds: dict[str, tuple[Array, float | None]] = {
         "float32": (gaussian, 2.5),
-        "float64": (gaussian.astype(np.float64), 0),
+        "float64": (gaussian.astype(np.float64), None),
     }
     if importlib.util.find_spec("ml_dtypes") is not None:
         import ml_dtypes
