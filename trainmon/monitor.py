@@ -201,25 +201,20 @@ class TrainMonitor:
     ) -> None:
         """Tells the user something once: log, events.jsonl. What other ranks than 0 have to say of more than their own
         business travels with the next report and is said by rank 0."""
-        if self._merges and level != "info":
-            if len(self._outbox) < _OUTBOX:
-                self._outbox.append(Told(level, kind, text, step, dict(data or {})))
-            return
-        self._say(level, kind, text, step=step, data=data)
+        told = Told(level, kind, text, step, dict(data or {}))
+        if not (self._merges and level != "info"):
+            self._say(told)
+        elif len(self._outbox) < _OUTBOX:
+            self._outbox.append(told)
+        elif len(self._outbox) == _OUTBOX:
+            text = f"rank {self._group.rank} has more than {_OUTBOX} messages in one report: the rest is left out"
+            self._outbox.append(Told("warning", "messages_left_out", text, step))
 
-    def _say(
-        self,
-        level: Literal["info", "warning", "error"],
-        kind: str,
-        text: str,
-        *,
-        step: int,
-        data: Mapping[str, Any] | None = None,
-    ) -> None:
+    def _say(self, told: Told) -> None:
         if self._run is not None:
-            self._run.say(level, kind, text, step=step, data=data)
+            self._run.say(told.level, told.kind, told.text, step=told.step, data=told.data)
         else:
-            _logger.log(logging.getLevelName(level.upper()), "%s", text)
+            _logger.log(logging.getLevelName(told.level.upper()), "%s", told.text)
 
     def close(self, status: str | None = None, reason: str | None = None) -> None:
         """Publishes what is still on its way, writes all files and closes them. Idempotent."""
@@ -233,6 +228,9 @@ class TrainMonitor:
             if status != "completed":
                 self._alone = True  # the others may be anywhere: no collective is started or waited for
             self._flush()
+            if not self._alone:
+                self._group.close()
+            self._alone = True  # what is still said, this rank says itself
             self._summary.overhead_share = self.overhead_share()
             switched_off = [slot.probe.name for slot in self._slots if slot.off]
             self._run.end(
@@ -254,8 +252,6 @@ class TrainMonitor:
             atexit.unregister(self._at_exit)
             if self._termination is not None:
                 self._termination.remove()
-            if not self._alone:
-                self._group.close()
             self.overhead_ns += time.perf_counter_ns() - entered
 
     def overhead_share(self) -> float | None:
@@ -317,12 +313,12 @@ class TrainMonitor:
         self._collect()
         self._publish_report()
         for told in self._outbox:
-            self._say(told.level, told.kind, told.text, step=told.step, data=told.data)
+            self._say(told)
         self._outbox = []
 
     @property
     def _merges(self) -> bool:
-        return self._group.size > 1 and not self._alone and not self._closed
+        return self._group.size > 1 and not self._alone
 
     def _collect(self) -> None:
         """The numbers of a step are on the host: into a frame, and off to the other ranks."""
@@ -366,7 +362,7 @@ class TrainMonitor:
         merged = self._wait(report)
         if merged:
             for slot in self._slots:
-                if slot.active and hasattr(slot.probe, "merged") and slot.probe.name in pending.due:
+                if not slot.off and hasattr(slot.probe, "merged") and slot.probe.name in pending.due:
                     try:
                         slot.probe.merged(frame)
                     except Exception as error:
@@ -387,7 +383,7 @@ class TrainMonitor:
             self._tell(report.messages)
         else:
             for told in report.messages:
-                self._say(told.level, told.kind, told.text, step=told.step, data=told.data)
+                self._say(told)
         if report.merging is not None and merged and stale:
             self._register()
 
@@ -414,20 +410,16 @@ class TrainMonitor:
             everybody = [b"[]"] * self._group.rank + [pack_messages(messages)]
         if self._group.rank == 0:
             for told in together(everybody, self._group.size):
-                self._say(told.level, told.kind, told.text, step=told.step, data=told.data)
+                self._say(told)
         elif self._run is not None and self._run.writes:
             for told in messages:
-                self._say(told.level, told.kind, told.text, step=told.step, data=told.data)
+                self._say(told)
 
     def _lose(self, lost: Lost) -> None:
         if not self._alone:
             self._alone = True
-            self._say(
-                "error",
-                "ranks_lost",
-                f"{lost}: values of all ranks are null from now on (training goes on if it can)",
-                step=self.step,
-            )
+            text = f"{lost}: values of all ranks are null from now on (training goes on if it can)"
+            self._say(Told("error", "ranks_lost", text, self.step))
 
     def _register(self) -> None:
         """Lays out all series anew: at the start, and when parameters came or went. All ranks do so together, with
@@ -450,7 +442,13 @@ class TrainMonitor:
                 everybody = self._group.exchange(registry.describe())
             except Lost as lost:
                 self._lose(lost)
-        registry.freeze(everybody)
+        try:
+            registry.freeze(everybody)
+        except ValueError as error:
+            if self._run is None:
+                raise
+            self._lose(Lost(str(error)))
+            registry.freeze()
         self._share_pieces()
         self._registry, self._frames = registry, (Frame(registry), Frame(registry))
 

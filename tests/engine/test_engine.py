@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from trainmon.backend.host import HostBackend
 from trainmon.config import ConfigError
 from trainmon.events import (
     GradsReady,
@@ -110,6 +111,22 @@ def test_loss_is_token_weighted_and_uncounted_micro_batches_are_left_out(tmp_pat
     assert check["loss/global"] == 2.5 and check["loss/gap"] == 0.5
     said = [event for event in events_of(tmp_path) if event.get("kind") == "nonfinite_loss"]
     assert len(said) == 1 and "micro-batch 0 of step 3" in said[0]["text"]
+
+
+def test_empty_steps_are_counted_when_numbers_come_a_step_late(tmp_path: Path) -> None:
+    class Late(HostBackend):
+        deferred = True
+
+    mon = monitor(tmp_path, loss={"every": 2})
+    mon.begin(TrainBegin(), Late())
+    for number in range(1, 6):
+        mon.handle(StepBegin(number, float(number)))
+        mon.handle(MicroEnd(number, 0, 1.0, 0 if number == 2 else 3))
+        mon.handle(StepEnd(number, number + 1.0))
+    mon.handle(TrainEnd(5, "completed"))
+    mon.close()
+    shown = {record["step"]: record.get("loss/empty_steps") for record in steps_of(tmp_path)}
+    assert (shown[1], shown[2], shown[4]) == (0, 1, 1)
 
 
 def test_short_last_window_of_accumulation(tmp_path: Path) -> None:

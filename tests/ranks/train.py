@@ -12,7 +12,12 @@ STEPS, BATCH, TOKENS, WIDTH = 3, 8, 5, 12
 
 
 def run(
-    kind: str, directory: str, nan_on: tuple[int, int] | None = None, dies_on: tuple[int, int] | None = None
+    kind: str,
+    directory: str,
+    nan_on: tuple[int, int] | None = None,
+    dies_on: tuple[int, int] | None = None,
+    backend: Any = "auto",
+    **keys: Any,
 ) -> dict[str, Any]:
     """Trains on this rank, and returns the run's scalars by step and parameter norms by step (rank 0's).
 
@@ -20,6 +25,8 @@ def run(
         kind: single, plain (ranks that don't communicate), ddp, fsdp1, fsdp2, tp, tp+fsdp2.
         nan_on: (rank, step) where the last gradient gets a NaN at index 1 before it is watched.
         dies_on: (rank, step) at whose end the process kills itself.
+        backend: of attach().
+        keys: configuration keys beside the usual ones.
     """
     import torch
     import torch.distributed as distributed
@@ -73,8 +80,10 @@ def run(
             "run_name": "r",
             "sinks": {"log": False},
             "gradients": {"per_parameter": True},
+            **keys,
         },
         counts_tokens=counts,
+        backend=backend,
         consumed_tokens=1000,
     ) as monitor:
         for step in range(STEPS):
@@ -109,3 +118,16 @@ def read(directory: Path) -> dict[str, Any]:
                 step = int(row.pop("step"))
                 norms.setdefault(step, {})[row["name"]] = row  # type: ignore[assignment]
     return {"scalars": records, "norms": norms, "events": read_jsonl(place / "events.jsonl")}
+
+
+def run_with_other_sections(directory: str) -> str:
+    """What attach() says when the ranks are configured differently."""
+    import torch.distributed as distributed
+
+    said = "nothing"
+    try:
+        run("plain", directory, loss=distributed.get_rank() == 0)
+    except ValueError as error:
+        said = str(error)
+    distributed.barrier()  # a rank that ends first would be lost to the other, which is told no more then
+    return said
