@@ -35,6 +35,7 @@ __all__ = [
     "StepBegin",
     "StepEnd",
     "TensorView",
+    "TokenLosses",
     "TrainBegin",
     "TrainEnd",
 ]
@@ -174,10 +175,25 @@ class BackwardEnd:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLosses:
+    """The losses of single tokens, borrowed until the event has been handled.
+
+    Attributes:
+        losses: floats; the last axis is the position in the sequence.
+        weights: integers or bool of the same shape, 0 for tokens that don't count; None: all count.
+        sources: integer ids of the data's sources, of a shape that broadcasts to that of ``losses``.
+    """
+
+    losses: Any
+    weights: Any = None
+    sources: Any = None
+
+
+@dataclass(frozen=True, slots=True)
 class MicroEnd:
     """A micro-batch is through. ``loss`` is its mean over ``tokens`` counted tokens (``reduction="mean"``) or
     their sum (``"sum"``): a number or anything with one element, on any device. ``tokens`` None: the host
-    does not count them, and every micro-batch weighs the same."""
+    does not count them, and every micro-batch weighs the same. ``parts`` are named losses over the same tokens."""
 
     step: int
     micro: int
@@ -185,6 +201,8 @@ class MicroEnd:
     tokens: Any = None
     reduction: Literal["mean", "sum"] = "mean"
     gradients: TensorView | None = None
+    parts: Mapping[str, Any] = field(default_factory=dict)
+    token_losses: TokenLosses | None = None
 
 
 @dataclass(frozen=True, slots=True)

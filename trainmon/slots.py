@@ -8,6 +8,7 @@ from trainmon.config import TrainMonitorConfig
 from trainmon.probes.base import Probe
 from trainmon.probes.gradients import GradientsProbe
 from trainmon.probes.loss import LossProbe
+from trainmon.probes.loss_parts import LossPartsProbe
 from trainmon.probes.optim import OptimProbe
 from trainmon.probes.throughput import ThroughputProbe
 from trainmon.probes.timing import TimingProbe
@@ -63,7 +64,10 @@ def build_slots(config: TrainMonitorConfig) -> list[Slot]:
         slots.append(Slot(probe, schedule, always=always))
 
     if config.loss is not None:
-        add(LossProbe(whole=config.loss.global_, micro=config.loss.micro))
+        loss = config.loss
+        add(LossProbe(whole=loss.global_, micro=loss.micro, perplexity=loss.perplexity))
+        if loss.parts or loss.positions or loss.sources:
+            add(LossPartsProbe(parts=loss.parts, positions=loss.positions, sources=loss.sources))
     if config.gradients is not None:
         gradients = config.gradients
         add(

@@ -113,6 +113,38 @@ def test_losses_rates_and_data_wait_of_an_accumulating_loop(tmp_path: Path) -> N
     assert (records[-1]["data/tokens"], records[-1]["data/consumed_samples"]) == (96, 18)
 
 
+def test_named_losses_positions_and_sources(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 7)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    inputs, targets = torch.randn(3, 6, 4), torch.randint(7, (3, 6))
+    keys = {"loss": {"positions": 3, "sources": ["web", "code"], "perplexity": True}}
+    with trainmon.attach(model, optimizer, _config(tmp_path, **keys)) as mon:
+        losses = torch.nn.functional.cross_entropy(
+            model(inputs).flatten(0, 1), targets.flatten(), reduction="none"
+        ).view(3, 6)
+        auxiliary = model.weight.square().mean()
+        (losses.mean() + auxiliary).backward()
+        mon.micro_end(
+            losses.mean(),
+            18,
+            parts={"aux": auxiliary},
+            token_losses=losses,
+            sources=torch.tensor([[0], [1], [0]]),
+        )
+        optimizer.step()
+        mon.step_end()
+    (record,) = _steps(tmp_path)
+    rel = 1e-6
+    assert record["loss/part/aux"] == pytest.approx(auxiliary.item(), rel=rel)
+    assert record["loss/ppl"] == pytest.approx(math.exp(losses.mean().item()), rel=rel)
+    for group in range(3):
+        expected = losses[:, 2 * group : 2 * group + 2].mean().item()
+        assert record[f"loss/position/{group}"] == pytest.approx(expected, rel=rel)
+    assert record["loss/source/web"] == pytest.approx(losses[[0, 2]].mean().item(), rel=rel)
+    assert record["loss/source/code"] == pytest.approx(losses[1].mean().item(), rel=rel)
+
+
 def test_overflow_and_loss_scale_under_a_gradient_scaler(tmp_path: Path) -> None:
     model = torch.nn.Linear(2, 1, bias=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -63,6 +63,16 @@ class Backend(Protocol):
         """Sum of squares over all elements of all tensors, shape ``[1]``, propagating; 0 for no tensors."""
         ...
 
+    def bucket_sums(self, losses: Any, weights: Any, buckets: Any, count: int) -> Lazy:
+        """Sum of weight * loss and sum of weights of each bucket, shape ``[count, 2]``.
+
+        Args:
+            losses: floats.
+            weights: integers or bool of the same shape; a loss of weight 0 is not looked at. None: 1 each.
+            buckets: integers that broadcast to that shape; tokens of other ids than 0 .. count - 1 are left out.
+        """
+        ...
+
     def scalar(self, value: Any) -> Lazy:
         """One number from anything with one element (Python, NumPy, a tensor of any dtype), shape ``[1]``."""
         ...

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from trainmon.backend.base import Floats, Lazy
-from trainmon.ops import multi_norm, tensor_stats
+from trainmon.ops import LossAccumulator, multi_norm, tensor_stats
 
 __all__ = ["HostBackend"]
 
@@ -37,6 +37,14 @@ class HostBackend:
 
     def square_sum(self, tensors: Sequence[Any]) -> Lazy:
         return _known(np.array([multi_norm(tensors) ** 2]))
+
+    def bucket_sums(self, losses: Any, weights: Any, buckets: Any, count: int) -> Lazy:
+        sums = LossAccumulator(buckets=count)
+        sums.add(losses, weights, buckets)
+        pairs = [(one.mean, one.tokens) for one in map(sums.bucket, range(count))]
+        return _known(
+            np.array([(0.0 if mean is None else mean * n, n) for mean, n in pairs]).reshape(count, 2)
+        )
 
     def scalar(self, value: Any) -> Lazy:
         return _known(np.array([float(value)]))

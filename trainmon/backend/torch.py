@@ -64,6 +64,23 @@ class TorchBackend:
             squares, finish_squares = self._square_sums(tensors)
         return Lazy((squares,), lambda values: np.array([np.sum(finish_squares(values))]))
 
+    def bucket_sums(self, losses: torch.Tensor, weights: Any, buckets: Any, count: int) -> Lazy:
+        wide = torch.float64 if self.float64 else torch.float32
+        with torch.no_grad():
+            each = losses.detach().to(self.device, wide).reshape(-1)
+            ids = torch.as_tensor(buckets, device=self.device).broadcast_to(losses.shape).reshape(-1).long()
+            inside = (ids >= 0) & (ids < count)
+            if weights is None:
+                weight = inside.to(wide)
+            else:
+                weight = torch.as_tensor(weights, device=self.device).reshape(-1).to(wide) * inside
+            each = torch.where(weight > 0, each * weight, 0.0)
+            ids = torch.where(inside, ids, 0)
+            sums = torch.zeros((2, count), dtype=wide, device=self.device)
+            sums[0].index_add_(0, ids, each)
+            sums[1].index_add_(0, ids, weight)
+        return Lazy((sums.reshape(-1),), lambda values: values.reshape(2, count).T)
+
     def scalar(self, value: Any) -> Lazy:
         if isinstance(value, torch.Tensor) and value.device.type != "cpu":
             return Lazy((value.detach().reshape(1),), lambda values: values)

@@ -77,6 +77,14 @@ class LossConfig:
     window: Window | None = key(None, f"The steps that are looked at{_INHERIT}.")
     global_: bool = key(True, "The token-weighted loss over all ranks and micro-batches.", name="global")
     micro: bool = key(False, "The local loss of every micro-batch.")
+    perplexity: bool = key(False, "exp of the global loss.")
+    parts: bool = key(True, "The named losses that the loop hands over (auxiliary, multi-token prediction).")
+    positions: int = key(
+        0, "The loss by position in the sequence, in so many groups; needs the losses of tokens.", minimum=0
+    )
+    sources: tuple[str, ...] = key(
+        (), "Names of the data's sources by id: the loss of each; needs the losses of tokens.", single=True
+    )
 
 
 @dataclass(frozen=True, slots=True)

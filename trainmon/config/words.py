@@ -32,7 +32,7 @@ def _alternatives(hint: Any, metadata: Mapping[str, Any]) -> list[str]:
         return [repr(choice) for choice in get_args(hint)]
     if origin is tuple:
         items = _alternatives(get_args(hint)[0], metadata)
-        several = [re.sub(r"^an? (.*?)(?= of |$)", r"a list of \1s", item) for item in items]
+        several = [re.sub(r"^(?:an? )?(.*?)(?= of |$)", r"a list of \1s", item) for item in items]
         return items + several if metadata.get("single") else several
     if origin is re.Pattern:
         return ["a regular expression"]

@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from trainmon.backend.base import Lazy
 from trainmon.events import MicroEnd, StepBegin, StepEnd
 from trainmon.frame import Flags, Floats, Frame, Registry, identity, ratio
@@ -22,14 +24,19 @@ def _gap(s: Floats, n: Floats, q: Floats, k: Floats) -> tuple[Floats, Flags]:
     return q / k - s / n, (n != 0) & (k != 0)
 
 
+def _perplexity(s: Floats, n: Floats) -> tuple[Floats, Flags]:
+    return np.exp(s / n), n != 0
+
+
 class LossProbe:
-    """Publishes ``loss/global``, ``loss/mean_of_means``, ``loss/gap``, ``loss/empty_steps`` and ``loss/micro``."""
+    """Publishes ``loss/global``, ``loss/mean_of_means``, ``loss/gap``, ``loss/empty_steps``, ``loss/ppl`` and
+    ``loss/micro``."""
 
     name = "loss"
 
-    def __init__(self, *, whole: bool, micro: bool) -> None:
+    def __init__(self, *, whole: bool, micro: bool, perplexity: bool) -> None:
         self.stale = False
-        self._whole, self._micro = whole, micro
+        self._whole, self._micro, self._perplexity = whole, micro, perplexity
         self._capacity = 8
         self._losses: list[Lazy] = []
         self._tokens: list[Lazy | None] = []
@@ -51,6 +58,8 @@ class LossProbe:
             registry.add("loss/mean_of_means", (q, k), ratio, probe=self.name)
             registry.add("loss/gap", (s, n, q, k), _gap, probe=self.name)
             registry.add("loss/empty_steps", (empty,), identity, probe=self.name)
+        if self._perplexity:
+            registry.add("loss/ppl", (s, n), _perplexity, probe=self.name)
         if self._micro:
             self._micro_parts = (
                 registry.part("loss.micro.s", "local", self._capacity),

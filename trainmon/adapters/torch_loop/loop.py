@@ -8,7 +8,7 @@ Hooks only: one before and one after the optimizer's step, both gone after ``clo
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from types import TracebackType
@@ -35,6 +35,7 @@ from trainmon.events import (
     Phase,
     StepBegin,
     StepEnd,
+    TokenLosses,
     TrainBegin,
     TrainEnd,
 )
@@ -123,6 +124,10 @@ def _choose_backend(model: torch.nn.Module, wanted: str) -> Backend:
     return TorchBackend(on_device[0] if on_device else torch.device("cpu"))
 
 
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, torch.Tensor) else value
+
+
 class TorchLoop:
     """A watched loop. Per step: ``micro_end`` after each backward, ``grads_ready`` before clipping, ``step_end`` last."""
 
@@ -174,17 +179,41 @@ class TorchLoop:
             self.monitor.handle(EvalEnd(time.perf_counter()))
 
     def micro_end(
-        self, loss: Any = None, tokens: Any = None, *, reduction: Literal["mean", "sum"] = "mean"
+        self,
+        loss: Any = None,
+        tokens: Any = None,
+        *,
+        reduction: Literal["mean", "sum"] = "mean",
+        parts: Mapping[str, Any] | None = None,
+        token_losses: torch.Tensor | None = None,
+        weights: torch.Tensor | None = None,
+        sources: torch.Tensor | None = None,
     ) -> None:
         """A micro-batch is through its backward pass.
 
         Args:
             loss: mean over ``tokens`` counted tokens (``reduction="mean"``) or their sum; any scalar, on any device.
             tokens: counted tokens; None if unknown.
+            parts: named losses beside it (auxiliary, multi-token prediction), over the same tokens.
+            token_losses: losses of single tokens, positions last, for ``loss.positions`` and ``loss.sources``.
+            weights: of their shape, 0 for tokens that don't count.
+            sources: ids of the data's sources, e.g. ``[batch, 1]``.
         """
-        if isinstance(loss, torch.Tensor):
-            loss = loss.detach()
-        self.monitor.handle(MicroEnd(self._step, self._micro, loss, tokens, reduction))
+        step, micro = self._step, self._micro
+        self.monitor.offer(
+            MicroEnd,
+            lambda: MicroEnd(
+                step,
+                micro,
+                _detached(loss),
+                tokens,
+                reduction,
+                parts={name: _detached(value) for name, value in (parts or {}).items()},
+                token_losses=None
+                if token_losses is None
+                else TokenLosses(token_losses.detach(), weights, sources),
+            ),
+        )
         self._micro += 1
 
     def grads_ready(self, *, clip_norm: float | None = None, loss_scale: float | None = None) -> None:
@@ -199,6 +228,7 @@ class TorchLoop:
         samples: Any = None,
         grad_norm: Any = None,
         overflow: Any = None,
+        loss_parts: Mapping[str, Any] | None = None,
     ) -> None:
         """The step is over.
 
@@ -208,16 +238,16 @@ class TorchLoop:
             samples: sequences in this step.
             grad_norm: the norm before clipping (``clip_grad_norm_`` returns it), if ``grads_ready`` is not called.
             overflow: whether a loss scaler skipped the update.
+            loss_parts: named losses of the step, if no micro-batch gave them.
         """
-        if isinstance(loss, torch.Tensor):
-            loss = loss.detach()
         now, step = time.perf_counter(), self._step
         self.monitor.offer(
             StepEnd,
             lambda: StepEnd(
                 step,
                 now,
-                loss=loss,
+                loss=_detached(loss),
+                loss_parts={name: _detached(value) for name, value in (loss_parts or {}).items()},
                 tokens=tokens,
                 samples=samples,
                 grad_norm=grad_norm,
