@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from trainmon.adapters.torch_loop import attach as attach
+    from trainmon.backend.determinism import Determinism as Determinism
+    from trainmon.backend.determinism import deterministic as deterministic
     from trainmon.config import ConfigError as ConfigError
     from trainmon.config import load_config as load_config
     from trainmon.monitor import TrainMonitor as TrainMonitor
@@ -69,6 +71,8 @@ if TYPE_CHECKING:
 
 _HOME = {
     "attach": "trainmon.adapters.torch_loop",
+    "Determinism": "trainmon.backend.determinism",
+    "deterministic": "trainmon.backend.determinism",
     "ConfigError": "trainmon.config",
     "load_config": "trainmon.config",
     "TrainMonitor": "trainmon.monitor",

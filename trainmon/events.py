@@ -122,7 +122,8 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class TrainBegin:
-    """The run starts or resumes. ``resumed_step`` is the last step that was finished before, 0 for a new run."""
+    """The run starts or resumes. ``resumed_step`` is the last step that was finished before, 0 for a new run;
+    ``reproduction`` are the seeds, flags and versions that must be alike for a run to come out alike."""
 
     model: ModelView | None = None
     optimizer: OptimizerView | None = None
@@ -133,6 +134,7 @@ class TrainBegin:
     consumed_samples: int = 0
     host: str = "none"
     host_config: Mapping[str, Any] = field(default_factory=dict)
+    reproduction: Mapping[str, Any] = field(default_factory=dict)
     time: float | None = None
 
 

@@ -67,6 +67,7 @@ class Run:
                     config=config.to_dict(),
                     versions=_versions(host),
                     units=units,
+                    reproduction=begin.reproduction,
                 )
             except OSError as error:
                 problem, directory = error, None

@@ -5,7 +5,7 @@
     {"schema": 1, "run": name, "created": unix seconds, "config": {...}, "versions": {...}, "units": {...},
      "lives": [{"life": 1, "started": ..., "resumed_step": 0, "status": "completed", "ended": ...,
      "last_step": 150,
-                "reason": null, "counters": {...}}]}
+                "reason": null, "counters": {...}, "reproduction": {...}}]}
 
 A status is ``running`` while the life lasts, ``unknown`` if it left no word (a kill), else what
 :meth:`RunFile.end` was told.
@@ -76,6 +76,7 @@ class RunFile:
         config: Mapping[str, Any] | None = None,
         versions: Mapping[str, str] | None = None,
         units: Mapping[str, str] | None = None,
+        reproduction: Mapping[str, Any] | None = None,
     ) -> RunFile:
         """Adds a life to the run in ``directory`` (made if need be) and publishes the file.
 
@@ -100,7 +101,13 @@ class RunFile:
                 life["status"] = "unknown"
         number = max((life["life"] for life in record["lives"]), default=0) + 1
         record["lives"].append(
-            {"life": number, "started": now, "resumed_step": resumed_step, "status": "running"}
+            {
+                "life": number,
+                "started": now,
+                "resumed_step": resumed_step,
+                "status": "running",
+                "reproduction": plain(reproduction or {}),
+            }
         )
         for key, value in (("config", config), ("versions", versions), ("units", units)):
             if value is not None:

@@ -19,6 +19,7 @@ import torch
 from trainmon.adapters.base import layout_from_environment
 from trainmon.adapters.torch_loop.parameters import OptimizerView, ParameterList
 from trainmon.backend import Backend
+from trainmon.backend.determinism import reproduction
 from trainmon.backend.host import HostBackend
 from trainmon.dist import Group
 from trainmon.events import (
@@ -95,6 +96,7 @@ def attach(
             consumed_tokens=consumed_tokens,
             consumed_samples=consumed_samples,
             host="torch",
+            reproduction=reproduction(),
         ),
         _choose_backend(model, backend),
         group,
