@@ -11,7 +11,7 @@ import os
 import platform
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -129,17 +129,16 @@ class Run:
                     rows_per_file=csv.rows_per_file,
                 )
             )
+        extras: list[tuple[str, Callable[[], Sink]]] = []
+        if options.parquet is not None:
+            extras.append(("parquet", lambda: _parquet(config)))
         if options.tensorboard is not None:
-            from trainmon.sinks.tensorboard import TensorBoardSink
-
+            extras.append(("tensorboard", lambda: _tensorboard(config)))
+        for name, make in extras:
             try:
-                sinks.append(
-                    TensorBoardSink(
-                        every=config.cadence("sinks.tensorboard").every, worst=options.tensorboard.worst
-                    )
-                )
+                sinks.append(make())
             except ImportError as error:
-                raise ConfigError([Problem(Place(), "sinks.tensorboard", str(error))]) from error
+                raise ConfigError([Problem(Place(), f"sinks.{name}", str(error))]) from error
         return sinks
 
     def say(
@@ -156,6 +155,27 @@ class Run:
                 self._file.end(status, last_step=last_step, reason=reason, counters=counters)
             except OSError as error:
                 _logger.warning("run.json could not be written at the end of the run: %s", error)
+
+
+def _parquet(config: TrainMonitorConfig) -> Sink:
+    from trainmon.sinks.parquet import ParquetSink
+
+    options = config.sinks.parquet
+    assert options is not None
+    return ParquetSink(
+        every=config.cadence("sinks.parquet").every,
+        steps_per_file=options.steps_per_file,
+        rows_per_file=options.rows_per_file,
+        compression=options.compression,
+    )
+
+
+def _tensorboard(config: TrainMonitorConfig) -> Sink:
+    from trainmon.sinks.tensorboard import TensorBoardSink
+
+    options = config.sinks.tensorboard
+    assert options is not None
+    return TensorBoardSink(every=config.cadence("sinks.tensorboard").every, worst=options.worst)
 
 
 def _folder(name: str) -> str:

@@ -210,7 +210,6 @@ def test_sinks_as_a_list_are_exactly_these() -> None:
         (["log", "log"], "sinks[1]: 'log' stands in the list twice"),
         ([5], "sinks[0]: expected a name, or a mapping with 'type', found the integer 5"),
         (["bridge"], f"sinks[0]: {NOT_BUILT}"),
-        ({"parquet": {}}, f"sinks.parquet: {NOT_BUILT}"),
         ({"queue": 0}, "sinks.queue: expected an integer from 1 to 1048576, found the integer 0"),
         ([{"type": "log", "evry": 1}], "sinks[0].evry: unknown key; did you mean 'every'?"),
         ("log", "sinks: expected a mapping or a list of names, found the text 'log'"),
@@ -305,7 +304,9 @@ FULL: dict[str, Any] = {
                   "target": ["x"], "exclude": [], "invert": False},
     "throughput": False, "timing": {"every": 5, "window": None},
     "sinks": {"log": {"every": 6, "progress": True, "file": False}, "jsonl": False,
-              "csv": {"every": 7, "steps_per_file": 8, "rows_per_file": 9}, "tensorboard": {"every": 10, "worst": 1},
+              "csv": {"every": 7, "steps_per_file": 8, "rows_per_file": 9},
+              "parquet": {"every": 8, "steps_per_file": 9, "rows_per_file": 10, "compression": "none"},
+              "tensorboard": {"every": 10, "worst": 1},
               "queue": 11, "on_full": "block"},
     "tag_style": "megatron",
 }  # fmt: skip

@@ -8,12 +8,12 @@ import math
 import pytest
 
 from tests.sinks.make import run_info, snapshot, table
-from trainmon.sinks.csv import CsvSink
+from trainmon.sinks.csv import CsvSink, read_csv
 
 
-def write(directory, *snapshots, life=1, **options):
+def write(directory, *snapshots, life=1, resumed_step=0, **options):
     sink = CsvSink(**options)
-    sink.open(run_info(directory, life=life))
+    sink.open(run_info(directory, life=life, resumed_step=resumed_step))
     for shown in snapshots:
         sink.write(shown)
     sink.close()
@@ -88,9 +88,37 @@ def test_a_resumed_run_overwrites_nothing(tmp_path):
     assert sorted(after) == [
         "gradients_step1-1000.csv",
         "gradients_step1-1000_life2.csv",
+        "gradients_step1-1000_life2_2.csv",
         "gradients_step1-1000_life3.csv",
-        "gradients_step1-1000_life4.csv",
     ]
+    assert [
+        row["grad/norm"] for row in read_csv(tmp_path / "rank_0" / "tensors", "gradients", latest=True)
+    ] == [100.0]
+
+
+def test_each_step_once_after_a_resume(tmp_path):
+    first = [snapshot(step, table({"a,b": float(step), 'c"d': None})) for step in range(1, 7)]
+    later = [snapshot(step, table({"a,b": 100.0 + step})) for step in range(4, 9)]
+    write(tmp_path, *first, steps_per_file=4)
+    write(tmp_path, *later, life=2, resumed_step=3)
+    assert sorted(files(tmp_path)) == [
+        "gradients_step1-4.csv",
+        "gradients_step4-1000_life2.csv",
+        "gradients_step5-8.csv",
+    ]
+    folder = tmp_path / "rank_0" / "tensors"
+    assert len(read_csv(folder, "gradients")) == 12 + 5
+    latest = read_csv(folder, "gradients", latest=True)
+    assert [(row["step"], row["grad/norm"]) for row in latest if row["name"] == "a,b"] == [
+        *((step, float(step)) for step in range(1, 4)),
+        *((step, 100.0 + step) for step in range(4, 9)),
+    ]
+    assert [row["grad/norm"] for row in latest if row["name"] == 'c"d'] == [None] * 3
+    # A life whose first step is not shown replaces it all the same.
+    write(tmp_path, snapshot(8, table({"a,b": 0.0})), life=3, resumed_step=2, every=4)
+    latest = read_csv(folder, "gradients", latest=True)
+    assert [row["step"] for row in latest if row["name"] == "a,b"] == [1, 2, 8]
+    assert read_csv(folder, "weights") == []
 
 
 def test_a_step_that_goes_back_and_a_new_column_begin_a_file(tmp_path):

@@ -18,6 +18,7 @@ __all__ = [
     "JsonlSink",
     "LogSink",
     "LossConfig",
+    "ParquetSink",
     "Selection",
     "SinksConfig",
     "TensorBoardSink",
@@ -146,6 +147,16 @@ class CsvSink:
 
 
 @dataclass(frozen=True, slots=True)
+class ParquetSink:
+    """`tensors/<probe>_step<A>-<B>.parquet`: values of single tensors. Needs the extra `trainmon[parquet]`."""
+
+    every: int | None = key(None, f"Every how many steps{_INHERIT}.", minimum=1, aliases=_STEP_ALIASES)
+    steps_per_file: int = key(100, "A file is written once so many steps wait for it;", minimum=1)
+    rows_per_file: int = key(100_000, "or so many rows.", minimum=1)
+    compression: Literal["zstd", "snappy", "gzip", "lz4", "none"] = key("zstd", "How pages are compressed.")
+
+
+@dataclass(frozen=True, slots=True)
 class TensorBoardSink:
     """TensorBoard event files. Needs the extra `trainmon[tensorboard]`."""
 
@@ -160,13 +171,14 @@ class SinksConfig:
     log: LogSink | None = section(LogSink(), "Lines and progress bar.")
     jsonl: JsonlSink | None = section(JsonlSink(), "`scalars.jsonl`.")
     csv: CsvSink | None = section(CsvSink(), "CSV files of values of single tensors.")
+    parquet: ParquetSink | None = section(None, "Parquet files of values of single tensors.")
     tensorboard: TensorBoardSink | None = section(None, "TensorBoard event files.")
     queue: int = key(1024, "Records that may wait for the writer thread.", minimum=1, maximum=1 << 20)
     on_full: Literal["drop", "block"] = key(
         "drop", "When the queue is full: drop records and count them, or make training wait."
     )
 
-    not_built: ClassVar[tuple[str, ...]] = ("parquet", "prometheus", "blackbox", "bridge")
+    not_built: ClassVar[tuple[str, ...]] = ("prometheus", "blackbox", "bridge")
     list_form: ClassVar[bool] = True
 
 

@@ -2,22 +2,34 @@
 
 Columns are ``step``, ``name``, then one per series of the probe. An empty cell is null; non-finite values
 are ``nan``, ``inf``, ``-inf``. A file covers the steps A to B and is never reopened: a resumed run starts a
-new one.
+new one, whose name says its life.
 """
 
 from __future__ import annotations
 
-from itertools import chain
+import csv
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from trainmon.frame import Flags, Floats, Snapshot, Table
+from trainmon.frame import Snapshot, Table
 from trainmon.ops import csv_rows
-from trainmon.sinks.base import Cadence, Message, RecordFile, RunInfo, at_least
+from trainmon.sinks.base import (
+    Cadence,
+    Message,
+    RecordFile,
+    RunInfo,
+    aligned,
+    at_least,
+    by_probe,
+    column,
+    file_stem,
+    table_files,
+    table_subjects,
+)
 
-__all__ = ["CsvSink"]
+__all__ = ["CsvSink", "read_csv"]
 
 
 class CsvSink:
@@ -42,21 +54,21 @@ class CsvSink:
         self._steps_per_file = steps_per_file
         self._directory: Path | None = None
         self._life = 1
+        self._resumed_step = 0
+        self._begun: set[str] = set()
         self._files: dict[str, _TableFile] = {}
 
     def open(self, run: RunInfo) -> None:
         if run.rank_directory is not None:
             self._directory = run.rank_directory / "tensors"
         self._life = run.life
+        self._resumed_step = run.resumed_step
 
     def write(self, snapshot: Snapshot) -> None:
         if self._directory is None or not self._cadence.due(snapshot.step):
             return
-        probes: dict[str, list[Table]] = {}
-        for table in snapshot.tables:
-            probes.setdefault(table.probe, []).append(table)
-        for probe, tables in probes.items():
-            columns = [table.series.removesuffix("/<p>") for table in tables]
+        for probe, tables in by_probe(snapshot).items():
+            columns = [column(table) for table in tables]
             file = self._files.get(probe)
             if file is None or file.rows >= self._rows_per_file or not file.takes(snapshot.step, columns):
                 if file is not None:
@@ -64,7 +76,12 @@ class CsvSink:
                     del self._files[probe]
                 block = (snapshot.step - 1) // self._steps_per_file
                 last = (block + 1) * self._steps_per_file
-                file = _TableFile(self._directory, probe, snapshot.step, last, self._life, columns)
+                # A resumed life's first file says where it goes on, shown or not: older rows from there on are void.
+                first = snapshot.step
+                if probe not in self._begun:
+                    first = min(first, self._resumed_step + 1) if self._life > 1 else first
+                file = _TableFile(self._directory, probe, first, last, self._life, columns)
+                self._begun.add(probe)
                 self._files[probe] = file
             file.append(snapshot.step, tables, columns)
 
@@ -90,8 +107,7 @@ class _TableFile:
         self._latest = first - 1
         self.rows = 0
         self._columns = columns
-        stem = f"{probe}_step{first}-{last}"
-        self._file = _create(directory, stem, life)
+        self._file = _create(directory, probe, first, last, life)
         try:
             self._file.write(csv_rows({name: [] for name in ("step", "name", *columns)}, header=True))
         except BaseException:
@@ -105,12 +121,12 @@ class _TableFile:
         return step in self._steps and step > self._latest and set(columns) <= set(self._columns)
 
     def append(self, step: int, tables: list[Table], columns: list[str]) -> None:
-        names = tuple(dict.fromkeys(chain.from_iterable(table.subjects for table in tables)))
+        names = table_subjects(tables)
         given = dict(zip(columns, tables, strict=True))
         cells: dict[str, Any] = {"step": np.full(len(names), step), "name": names}
         valid = {}
-        for column in self._columns:
-            cells[column], valid[column] = _aligned(given.get(column), names)
+        for name in self._columns:
+            cells[name], valid[name] = aligned(given.get(name), names)
         self._file.write(csv_rows(cells, valid))
         self._latest = step
         self.rows += len(names)
@@ -119,24 +135,36 @@ class _TableFile:
         self._file.close()
 
 
-def _create(directory: Path, stem: str, life: int) -> RecordFile:
-    """A new file that overwrites none: an earlier life may have left one for the same steps."""
-    suffix, number = "", life
+def _create(directory: Path, probe: str, first: int, last: int, life: int) -> RecordFile:
+    """A new file that overwrites none: this life or an unknown one may have left one for the same steps."""
+    number = 1
     while True:
         try:
-            return RecordFile(directory / f"{stem}{suffix}.csv", exclusive=True)
+            return RecordFile(
+                directory / f"{file_stem(probe, first, last, life, number)}.csv", exclusive=True
+            )
         except FileExistsError:
-            suffix = f"_life{number}"
             number += 1
 
 
-def _aligned(table: Table | None, names: tuple[str, ...]) -> tuple[Floats, Flags]:
-    """Values and validity of a table in the order of ``names``; null where it has no such subject."""
-    if table is not None and table.subjects == names:
-        return table.values, table.valid
-    values, valid = np.zeros(len(names)), np.zeros(len(names), np.bool_)
-    if table is not None:
-        row_of = {name: row for row, name in enumerate(names)}
-        rows = [row_of[subject] for subject in table.subjects]
-        values[rows], valid[rows] = table.values, table.valid
-    return values, valid
+def read_csv(directory: str | Path, probe: str, *, latest: bool = False) -> list[dict[str, Any]]:
+    """The rows of a probe's CSV files: ``step`` (int), ``name``, then a float, or None for null, a column.
+
+    Args:
+        directory: ``<output_dir>/<run>/rank_<r>/tensors``.
+        probe: the configuration section, e.g. ``gradients``.
+        latest: drop what a later life of the run replaced, so that each step stands once.
+
+    Raises:
+        OSError: a file can't be read.
+        ValueError: a file is no table of trainmon's.
+    """
+    rows: list[dict[str, Any]] = []
+    for path, first in table_files(Path(directory), probe, "csv"):
+        if latest:
+            rows = [row for row in rows if row["step"] < first]
+        with path.open(newline="", encoding="utf-8") as stream:
+            for row in csv.DictReader(stream):
+                cells = {name: float(cell) if cell else None for name, cell in row.items() if name != "name"}
+                rows.append({**cells, "step": int(row["step"]), "name": row["name"]})
+    return rows

@@ -230,10 +230,12 @@ class Writer:
             self._open_all()
         while self._take():
             pass
-        self._report()
         for slot in self._slots:
             if slot.opened:
                 self._call(slot, slot.sink.flush, record=False)
+        self._report()
+        for slot in self._slots:
+            if slot.opened:
                 self._call(slot, slot.sink.close, record=False)
         self._finished = True
 
@@ -291,7 +293,7 @@ class Writer:
             action()
         except Exception as error:
             if isinstance(error, OSError) and error.errno in _FULL:
-                slot.lost += record
+                slot.lost += getattr(error, "records", int(record))
                 if not slot.full:
                     slot.full = True
                     where = f" ({error.filename})" if error.filename else ""

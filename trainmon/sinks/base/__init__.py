@@ -1,7 +1,8 @@
 """What all sinks share: their contract, whole-record files, and how names, numbers and values are spelled."""
 
 from trainmon.sinks.base.contract import Cadence, Message, RunInfo, Sink, at_least, literal
-from trainmon.sinks.base.files import RecordFile, publish
+from trainmon.sinks.base.files import RecordFile, Unwritten, publish
+from trainmon.sinks.base.tables import aligned, by_probe, column, file_stem, table_files, table_subjects
 from trainmon.sinks.base.tags import TAG_STYLES, tag
 from trainmon.sinks.base.text import (
     long_time,
@@ -21,7 +22,12 @@ __all__ = [
     "RecordFile",
     "RunInfo",
     "Sink",
+    "Unwritten",
+    "aligned",
     "at_least",
+    "by_probe",
+    "column",
+    "file_stem",
     "literal",
     "long_time",
     "percent",
@@ -31,6 +37,8 @@ __all__ = [
     "short_number",
     "short_time",
     "significant",
+    "table_files",
+    "table_subjects",
     "tag",
     "whole_number",
 ]

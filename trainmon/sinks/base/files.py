@@ -11,7 +11,19 @@ import contextlib
 import os
 from pathlib import Path
 
-__all__ = ["RecordFile", "publish"]
+__all__ = ["RecordFile", "Unwritten", "publish"]
+
+
+class Unwritten(OSError):
+    """Records could not be written.
+
+    Attributes:
+        records: how many of them are lost; the others wait in the sink.
+    """
+
+    def __init__(self, cause: OSError, records: int) -> None:
+        super().__init__(cause.errno, cause.strerror or str(cause), cause.filename)
+        self.records = records
 
 
 class RecordFile:
@@ -71,8 +83,11 @@ class RecordFile:
             os.close(descriptor)
 
 
-def publish(path: Path, content: bytes) -> None:
+def publish(path: Path, content: bytes | memoryview, *, durable: bool = True) -> None:
     """Replaces ``path`` by ``content``: every reader, also after a power cut, sees the old or the new whole.
+
+    Args:
+        durable: wait until the device holds it; without, a power cut may leave neither.
 
     Raises:
         OSError: the directory can't be written or is full; ``path`` is as it was.
@@ -84,13 +99,16 @@ def publish(path: Path, content: bytes) -> None:
             rest = memoryview(content)
             while rest:
                 rest = rest[os.write(descriptor, rest) :]
-            os.fsync(descriptor)
+            if durable:
+                os.fsync(descriptor)
         finally:
             os.close(descriptor)
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+    if not durable:
+        return
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(directory)
