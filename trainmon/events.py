@@ -9,12 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, Literal, Protocol
 
 __all__ = [
+    "ENGINE_ACTIONS",
+    "Action",
     "BackwardEnd",
     "DataBegin",
     "DataEnd",
+    "Decision",
     "EpochBegin",
     "EpochEnd",
     "EvalBegin",
@@ -41,6 +45,50 @@ __all__ = [
 ]
 
 Phase = Literal["unreduced", "reduced", "clipped"]
+
+
+class Action(StrEnum):
+    """What a rule may ask for. One list for rules, decisions and adapters."""
+
+    LOG = "log"
+    NOTIFY = "notify"
+    SKIP_STEP = "skip_step"
+    SKIP_DATA = "skip_data"
+    SAVE = "save"
+    MARK_UNHEALTHY = "mark_unhealthy"
+    PROFILE = "profile"
+    STOP = "stop"
+    RAISE = "raise"
+    ROLLBACK = "rollback"
+
+
+#: Actions that need nothing from a host.
+ENGINE_ACTIONS = frozenset({Action.LOG, Action.NOTIFY, Action.MARK_UNHEALTHY})
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What the rules ask of the host, the same on every rank at the same point of its program.
+
+    Attributes:
+        step: the step that was judged.
+        actions: what is to be done.
+        reason: why, in a sentence.
+    """
+
+    step: int = 0
+    actions: frozenset[Action] = frozenset()
+    reason: str = ""
+
+    @property
+    def skip(self) -> bool:
+        """Whether weights must not be updated with the gradients at hand."""
+        return bool(self.actions & {Action.SKIP_STEP, Action.STOP, Action.RAISE})
+
+    @property
+    def stop(self) -> bool:
+        """Whether the run ends here."""
+        return bool(self.actions & {Action.STOP, Action.RAISE})
 
 
 @dataclass(frozen=True, slots=True)

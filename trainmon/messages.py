@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-__all__ = ["Told", "pack_messages", "together"]
+from trainmon.findings import Finding, pack_findings, unpack_findings
+
+__all__ = ["Told", "found_together", "named_ranks", "pack_messages", "together"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +23,19 @@ class Told:
     data: dict[str, Any] = field(default_factory=dict)
 
 
-def pack_messages(messages: Sequence[Told]) -> bytes:
+def pack_messages(messages: Sequence[Told], findings: Sequence[Finding] = ()) -> bytes:
     """For the other ranks."""
-    return json.dumps([asdict(told) for told in messages], default=str).encode()
+    said = [asdict(told) for told in messages]
+    return json.dumps({"said": said, "found": pack_findings(findings)}, default=str).encode()
+
+
+def found_together(everybody: Sequence[bytes]) -> list[Finding]:
+    """The findings of all ranks, each with its rank."""
+    return [
+        finding
+        for rank, packed in enumerate(everybody)
+        for finding in unpack_findings(json.loads(packed)["found"], rank)
+    ]
 
 
 def together(everybody: Sequence[bytes], size: int) -> list[Told]:
@@ -36,7 +48,7 @@ def together(everybody: Sequence[bytes], size: int) -> list[Told]:
     ranks_of: dict[tuple[int, str, str], list[int]] = {}
     first: dict[tuple[int, str, str], Told] = {}
     for rank, packed in enumerate(everybody):
-        for entry in json.loads(packed):
+        for entry in json.loads(packed)["said"]:
             told = Told(**entry)
             key = told.step, told.kind, told.text
             ranks_of.setdefault(key, []).append(rank)
@@ -44,12 +56,12 @@ def together(everybody: Sequence[bytes], size: int) -> list[Told]:
     said = []
     for key in sorted(first, key=lambda key: (key[0], ranks_of[key])):
         told, ranks = first[key], ranks_of[key]
-        prefix = "" if len(ranks) == size else f"{_named(ranks)}: "
+        prefix = "" if len(ranks) == size else f"{named_ranks(ranks)}: "
         said.append(Told(told.level, told.kind, prefix + told.text, told.step, {**told.data, "ranks": ranks}))
     return said
 
 
-def _named(ranks: Sequence[int]) -> str:
+def named_ranks(ranks: Sequence[int]) -> str:
     """ "rank 3", "ranks 0-2, 5"."""
     runs: list[list[int]] = []
     for rank in ranks:

@@ -27,8 +27,10 @@ from trainmon.backend.host import HostBackend
 from trainmon.config import TrainMonitorConfig, load_config
 from trainmon.dist import Group, Lost, Merging, Single
 from trainmon.events import Event, ExceptionRaised, GradsReady, StepBegin, StepEnd, TrainBegin, TrainEnd
+from trainmon.findings import Finding
 from trainmon.frame import Floats, Frame, Registry, ratio
-from trainmon.messages import Told, pack_messages, together
+from trainmon.health.episode import Episode
+from trainmon.messages import Told, found_together, pack_messages, together
 from trainmon.probes.base import ProbeContext, Sample
 from trainmon.run import Run
 from trainmon.signals import TerminationHook
@@ -41,6 +43,8 @@ _logger = logging.getLogger("trainmon")
 
 #: Messages that may wait for the next report.
 _OUTBOX = 32
+#: Findings of one rank that may wait for the next report; the first ones are nearest to the cause.
+_FOUND = 64
 #: A probe is switched off after so many failures.
 PATIENCE = 3
 E = TypeVar("E", bound=Event)
@@ -71,6 +75,7 @@ class _Report:
     frame: Frame
     merging: Merging | None
     messages: list[Told]
+    findings: list[Finding]
 
 
 class TrainMonitor:
@@ -102,6 +107,7 @@ class TrainMonitor:
         self._pending: _Pending | None = None
         self._report: _Report | None = None
         self._outbox: list[Told] = []
+        self._findings: list[Finding] = []
         self._summary = Summary()
         self._overhead_marked = 0
         self._step_began: float | None = None
@@ -131,7 +137,8 @@ class TrainMonitor:
         self._began = time.perf_counter()
         self._begin_event = event
         self.step = event.resumed_step
-        context = ProbeContext(event, self._backend, self.say)
+        self._episode = Episode(self._group.size)
+        context = ProbeContext(event, self._backend, self.say, self._found)
         for slot in self._slots:
             slot.probe.begin(context)
         self._register()
@@ -209,6 +216,10 @@ class TrainMonitor:
         elif len(self._outbox) == _OUTBOX:
             text = f"rank {self._group.rank} has more than {_OUTBOX} messages in one report: the rest is left out"
             self._outbox.append(Told("warning", "messages_left_out", text, step))
+
+    def _found(self, finding: Finding) -> None:
+        if len(self._findings) < _FOUND:
+            self._findings.append(finding)
 
     def _say(self, told: Told) -> None:
         if self._run is not None:
@@ -335,6 +346,8 @@ class TrainMonitor:
                 sample.write(frame, mine)
             except Exception as error:
                 self._failed(slot, error)
+        findings = [finding for finding in self._findings if finding.step <= pending.event.step]
+        self._findings = [finding for finding in self._findings if finding.step > pending.event.step]
         if not pending.due:
             return
         if pending.seconds is not None:
@@ -344,12 +357,12 @@ class TrainMonitor:
         merging: Merging | None = None
         if self._merges:
             frame.set(self._stale, float(any(slot.probe.stale for slot in self._slots)))
-            frame.set(self._alarm, float(bool(messages)))
+            frame.set(self._alarm, float(bool(messages or findings)))
             try:
                 merging = self._group.merge(*frame.pack())
             except Lost as lost:
                 self._lose(lost)
-        self._report = _Report(pending, frame, merging, messages)
+        self._report = _Report(pending, frame, merging, messages, findings)
         if self._group.size == 1:
             self._publish_report()
 
@@ -379,11 +392,13 @@ class TrainMonitor:
         stale, alarm = (frame.get(part)[0][0] > 0 for part in (self._stale, self._alarm))
         self._summary.add(snapshot)
         self._run.writer.put(snapshot)
+        findings = report.findings
         if report.merging is not None and merged and alarm:
-            self._tell(report.messages)
+            findings = self._tell(report.messages, findings)
         else:
             for told in report.messages:
                 self._say(told)
+        self._say_everywhere(self._episode.follow(pending.event.step, findings))
         if report.merging is not None and merged and stale:
             self._register()
 
@@ -401,17 +416,25 @@ class TrainMonitor:
             return True
         return False
 
-    def _tell(self, messages: list[Told]) -> None:
-        """Some rank has something to say: rank 0 says it for all of them."""
+    def _tell(self, messages: list[Told], findings: list[Finding]) -> list[Finding]:
+        """Some rank has something to say: rank 0 says it for all of them. Returns the findings of all ranks."""
+        mine = pack_messages(messages, findings)
         try:
-            everybody = self._group.exchange(pack_messages(messages))
+            everybody = self._group.exchange(mine)
         except Lost as lost:
             self._lose(lost)
-            everybody = [b"[]"] * self._group.rank + [pack_messages(messages)]
+            everybody = [pack_messages([])] * self._group.rank + [mine]
         if self._group.rank == 0:
             for told in together(everybody, self._group.size):
                 self._say(told)
         elif self._run is not None and self._run.writes:
+            for told in messages:
+                self._say(told)
+        return found_together(everybody)
+
+    def _say_everywhere(self, messages: Sequence[Told]) -> None:
+        """What every rank has come to by itself; those that write say it."""
+        if self._run is not None and (self._group.rank == 0 or self._run.writes):
             for told in messages:
                 self._say(told)
 

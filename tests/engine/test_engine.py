@@ -209,14 +209,14 @@ def test_nonfinite_gradient_is_named_once(tmp_path: Path) -> None:
     (event,) = [event for event in said if event.get("kind") == "nonfinite_gradient"]
     assert (
         "[/b]w" in event["text"]
-        and event["data"]["index"] == 1
-        and event["data"]["counts"]
+        and event["data"]["first"]["index"] == 1
+        and event["data"]["first"]["counts"]
         == {
             "nan": 1,
             "+inf": 1,
         }
     )
-    assert any(event.get("kind") == "finite_gradient" for event in said)
+    assert any(event.get("kind") == "finite_again" for event in said)
 
 
 def test_a_failing_probe_is_switched_off_after_three_and_the_run_goes_on(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from trainmon.backend.base import Backend, Lazy
 from trainmon.events import StepEnd, TrainBegin
+from trainmon.findings import Finding
 from trainmon.frame import Frame, Registry
 
 __all__ = ["Probe", "ProbeContext", "Sample", "Say"]
@@ -39,11 +40,17 @@ class Say(Protocol):
 
 @dataclass(slots=True)
 class ProbeContext:
-    """What the engine gives every probe at the start of a run."""
+    """What the engine gives every probe at the start of a run.
+
+    Attributes:
+        say: tells the user something.
+        found: takes a value that is not finite; in every step in which there is one: saying it is not the probe's part.
+    """
 
     begin: TrainBegin
     backend: Backend
     say: Say
+    found: Callable[[Finding], None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,12 +19,11 @@ from numpy.typing import NDArray
 
 from trainmon.backend.base import Lazy
 from trainmon.events import GradsReady, Phase, StepBegin, StepEnd, TensorView
+from trainmon.findings import Finding, kinds_of
 from trainmon.frame import Flags, Floats, Frame, Registry, root
 from trainmon.probes.base import ProbeContext, Sample
 
 __all__ = ["GradientsProbe"]
-
-_KINDS = ("nan", "+inf", "-inf")
 
 
 def _total(nans: Floats, highs: Floats, lows: Floats, most: Floats) -> tuple[Floats, bool]:
@@ -92,7 +91,6 @@ class GradientsProbe:
         self._nonfinite, self._clipped = nonfinite, clipped
         self._names: tuple[str, ...] = ()
         self._index: dict[str, int] = {}
-        self._bad_since: int | None = None
         self._unseen_said = False
         self._reset()
 
@@ -194,30 +192,23 @@ class GradientsProbe:
             frame.set(part, float(total))
         frame.set(self._any, float(table[:, 2:5].sum()))
         bad = np.flatnonzero(table[:, 2:5].any(axis=1))
-        if len(bad) and self._bad_since is None:
-            self._bad_since = step
-            self._report(step, seen, table, bad)
-        elif not len(bad) and self._bad_since is not None:
-            steps = step - self._bad_since
-            text = f"gradients are finite again after {steps} step{'s' if steps > 1 else ''}"
-            self._context.say("info", "finite_gradient", text, step=step)
-            self._bad_since = None
-
-    def _report(self, step: int, seen: _Seen, table: Floats, bad: Any) -> None:
-        first = int(bad[0])
-        name, counts = seen.names[first], table[first, 2:5]
-        kinds = {kind: int(count) for kind, count in zip(_KINDS, counts, strict=True) if count}
-        index = None if math.isnan(table[first, 5]) else int(table[first, 5])
-        where = "" if index is None else f", first at element {index}"
-        what = " and ".join(f"{count} {kind}" for kind, count in kinds.items())
-        others = f"; {len(bad) - 1} more tensors are not finite" if len(bad) > 1 else ""
-        self._context.say(
-            "warning",
-            "nonfinite_gradient",
-            f"gradient of {name} is not finite at step {step} ({seen.phase}): {what}{where}{others}",
-            step=step,
-            data={"name": name, "index": index, "counts": kinds, "tensors": len(bad), "phase": seen.phase},
-        )
+        if len(bad):
+            # Backward goes from the last parameters to the first.
+            first = int(bad[-1])
+            self._context.found(
+                Finding(
+                    step=step,
+                    stage="backward",
+                    quantity="gradient",
+                    name=seen.names[first],
+                    series="grad/nonfinite",
+                    call=len(table) - 1 - first,
+                    counts=kinds_of(table[first, 2:5].tolist()),
+                    index=None if math.isnan(table[first, 5]) else int(table[first, 5]),
+                    more=len(bad) - 1,
+                    note=seen.phase,
+                )
+            )
 
     def _follow_parameters(self, step: int, seen: _Seen) -> None:
         """Parameters may come under way; they get their place from the next step on."""

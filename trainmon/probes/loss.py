@@ -14,6 +14,7 @@ import numpy as np
 
 from trainmon.backend.base import Lazy
 from trainmon.events import MicroEnd, StepBegin, StepEnd
+from trainmon.findings import Finding
 from trainmon.frame import Flags, Floats, Frame, Registry, identity, ratio
 from trainmon.probes.base import ProbeContext, Sample
 
@@ -42,7 +43,6 @@ class LossProbe:
         self._tokens: list[Lazy | None] = []
         self._sums: list[bool] = []
         self._empty_steps = 0
-        self._bad_since: int | None = None
 
     def begin(self, context: ProbeContext) -> None:
         self._context = context
@@ -120,8 +120,10 @@ class LossProbe:
             frame.set(n, math.fsum(weight for _, weight, _ in micros))
             frame.set(q, _exact_sum(means))
             frame.set(k, float(len(means)))
-        if means:
-            self._report(step, bad)
+        if bad is not None:
+            micro, loss = bad
+            counts = {"nan" if math.isnan(loss) else "+inf" if loss > 0 else "-inf": 1}
+            self._context.found(Finding(step, "forward", "loss", "", "loss/global", micro, counts=counts))
 
     def merged(self, frame: Frame) -> None:
         """Counts the steps in which no rank had a token that counts."""
@@ -129,20 +131,6 @@ class LossProbe:
         values, valid = frame.get(n)
         self._empty_steps += bool(valid[0] and values[0] == 0)
         frame.set(empty, float(self._empty_steps))
-
-    def _report(self, step: int, bad: tuple[int, float] | None) -> None:
-        if bad is not None and self._bad_since is None:
-            self._bad_since = step
-            micro, value = bad
-            text = f"loss is {value:g} in micro-batch {micro} of step {step}"
-            self._context.say(
-                "warning", "nonfinite_loss", text, step=step, data={"micro": micro, "value": value}
-            )
-        elif bad is None and self._bad_since is not None:
-            steps = step - self._bad_since
-            text = f"loss is finite again after {steps} step{'s' if steps > 1 else ''}"
-            self._context.say("info", "finite_loss", text, step=step)
-            self._bad_since = None
 
 
 def _exact_sum(values: Sequence[float]) -> float:
