@@ -37,7 +37,7 @@ $(VENV)/.built: $(VENV)/.installed $(SOURCES)
 	if [ $@ -nt $(VENV)/.installed ]; then
 	    $(PY) setup.py -q build_ext --inplace
 	else
-	    $(PY) -m pip install -q --no-build-isolation -e '.[dev,torch,tensorboard,parquet]'
+	    $(PY) -m pip install -q --no-build-isolation -e '.[dev,torch,tensorboard,parquet,prometheus]'
 	fi
 	touch $@
 

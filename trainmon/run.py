@@ -134,6 +134,8 @@ class Run:
             extras.append(("parquet", lambda: _parquet(config)))
         if options.tensorboard is not None:
             extras.append(("tensorboard", lambda: _tensorboard(config)))
+        if options.prometheus is not None:
+            extras.append(("prometheus", lambda: _prometheus(config)))
         for name, make in extras:
             try:
                 sinks.append(make())
@@ -176,6 +178,22 @@ def _tensorboard(config: TrainMonitorConfig) -> Sink:
     options = config.sinks.tensorboard
     assert options is not None
     return TensorBoardSink(every=config.cadence("sinks.tensorboard").every, worst=options.worst)
+
+
+def _prometheus(config: TrainMonitorConfig) -> Sink:
+    from trainmon.sinks.prometheus import PrometheusSink
+
+    options = config.sinks.prometheus
+    assert options is not None
+    return PrometheusSink(
+        every=config.cadence("sinks.prometheus").every,
+        textfile=options.textfile,
+        directory=options.directory,
+        interval=options.interval,
+        port=options.port,
+        address=options.address,
+        per_tensor=options.per_tensor,
+    )
 
 
 def _folder(name: str) -> str:

@@ -307,6 +307,8 @@ FULL: dict[str, Any] = {
               "csv": {"every": 7, "steps_per_file": 8, "rows_per_file": 9},
               "parquet": {"every": 8, "steps_per_file": 9, "rows_per_file": 10, "compression": "none"},
               "tensorboard": {"every": 10, "worst": 1},
+              "prometheus": {"every": 11, "textfile": False, "directory": "d", "interval": 0.5, "port": 9,
+                             "address": "::1", "per_tensor": True},
               "queue": 11, "on_full": "block"},
     "tag_style": "megatron",
 }  # fmt: skip

@@ -19,6 +19,7 @@ __all__ = [
     "LogSink",
     "LossConfig",
     "ParquetSink",
+    "PrometheusSink",
     "Selection",
     "SinksConfig",
     "TensorBoardSink",
@@ -165,6 +166,26 @@ class TensorBoardSink:
 
 
 @dataclass(frozen=True, slots=True)
+class PrometheusSink:
+    """A file for Prometheus' textfile collector, and an endpoint. Needs the extra `trainmon[prometheus]`."""
+
+    every: int | None = key(None, f"Every how many steps{_INHERIT}.", minimum=1, aliases=_STEP_ALIASES)
+    textfile: bool = key(True, "Write the file.")
+    directory: str | None = key(
+        None, "The textfile collector's directory; null: `metrics.prom` in the rank's own."
+    )
+    interval: float = key(5.0, "The file is written anew after so many seconds at the earliest.", minimum=0)
+    port: int | None = key(
+        None, "Rank r answers scrapes on this port + r; null: no endpoint.", minimum=1, maximum=65535
+    )
+    address: str = key("127.0.0.1", "The interface of the endpoint; `0.0.0.0`: all of them.")
+    per_tensor: bool = key(
+        False,
+        "Each value of a single tensor is a time series of its own (there may be many), not quantiles only.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class SinksConfig:
     """Where the values go. A list such as `[log, jsonl]` switches on exactly these, with their defaults."""
 
@@ -173,12 +194,13 @@ class SinksConfig:
     csv: CsvSink | None = section(CsvSink(), "CSV files of values of single tensors.")
     parquet: ParquetSink | None = section(None, "Parquet files of values of single tensors.")
     tensorboard: TensorBoardSink | None = section(None, "TensorBoard event files.")
+    prometheus: PrometheusSink | None = section(None, "Prometheus.")
     queue: int = key(1024, "Records that may wait for the writer thread.", minimum=1, maximum=1 << 20)
     on_full: Literal["drop", "block"] = key(
         "drop", "When the queue is full: drop records and count them, or make training wait."
     )
 
-    not_built: ClassVar[tuple[str, ...]] = ("prometheus", "blackbox", "bridge")
+    not_built: ClassVar[tuple[str, ...]] = ("blackbox", "bridge")
     list_form: ClassVar[bool] = True
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import math
 import os
 import socket
 import time
@@ -23,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from trainmon.frame import Snapshot, Table
-from trainmon.sinks.base import Cadence, Message, RecordFile, RunInfo, at_least, tag
+from trainmon.sinks.base import Cadence, Message, RecordFile, RunInfo, at_least, ordered, quantiles, tag
 
 __all__ = ["TensorBoardSink"]
 
@@ -110,18 +109,14 @@ class TensorBoardSink:
             self._named = named
 
     def _condense(self, table: Table, named: dict[str, tuple[str, ...]]) -> list[Any]:
-        """Quantiles and the worst few of a table; by nearest rank, so that one NaN does not hide the rest."""
+        """Quantiles and the worst few of a table."""
         _, summary_pb2, tensor_pb2, types_pb2 = self._protos
-        known = np.flatnonzero(table.valid)
-        if known.size == 0:
+        order = ordered(table)
+        if not order:
             return []
-        # NumPy sorts NaN behind +inf.
-        order = known[np.argsort(table.values[known], kind="stable")]
         base = tag(table.series.removesuffix("<p>"), self._style).rstrip("/")
-        count = order.size
-        ranks = {"p50": math.ceil(0.5 * count) - 1, "p95": math.ceil(0.95 * count) - 1, "max": count - 1}
         worst = order[::-1][: self._worst]
-        numbers = [(label, order[rank]) for label, rank in ranks.items()]
+        numbers = list(quantiles(order).items())
         numbers += [(f"worst_{number}", index) for number, index in enumerate(worst, 1)]
         values = [
             summary_pb2.Summary.Value(tag=f"{base}/{label}", simple_value=_single(float(table.values[index])))

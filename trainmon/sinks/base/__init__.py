@@ -2,6 +2,7 @@
 
 from trainmon.sinks.base.contract import Cadence, Message, RunInfo, Sink, at_least, literal
 from trainmon.sinks.base.files import RecordFile, Unwritten, publish
+from trainmon.sinks.base.spread import QUANTILES, ordered, quantiles
 from trainmon.sinks.base.tables import aligned, by_probe, column, file_stem, table_files, table_subjects
 from trainmon.sinks.base.tags import TAG_STYLES, tag
 from trainmon.sinks.base.text import (
@@ -16,6 +17,7 @@ from trainmon.sinks.base.text import (
 from trainmon.sinks.base.values import plain
 
 __all__ = [
+    "QUANTILES",
     "TAG_STYLES",
     "Cadence",
     "Message",
@@ -30,9 +32,11 @@ __all__ = [
     "file_stem",
     "literal",
     "long_time",
+    "ordered",
     "percent",
     "plain",
     "publish",
+    "quantiles",
     "scientific",
     "short_number",
     "short_time",
