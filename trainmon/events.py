@@ -25,11 +25,14 @@ __all__ = [
     "EvalEnd",
     "Event",
     "ExceptionRaised",
+    "Flow",
     "ForwardEnd",
     "GradsReady",
     "Layout",
     "Load",
     "MicroEnd",
+    "ModuleSeen",
+    "Observed",
     "OptimizerBegin",
     "OptimizerEnd",
     "OptimizerView",
@@ -45,6 +48,8 @@ __all__ = [
 ]
 
 Phase = Literal["unreduced", "reduced", "clipped"]
+#: What passes a module: forward, and its gradients backward.
+Flow = Literal["input", "output", "grad_input", "grad_output"]
 
 
 class Action(StrEnum):
@@ -169,6 +174,17 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
+class Observed:
+    """What the adapter will show of the model's inside, as far as it is known before the first step.
+
+    Attributes:
+        modules: names of the modules of :class:`ModuleSeen`.
+    """
+
+    modules: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class TrainBegin:
     """The run starts or resumes. ``resumed_step`` is the last step that was finished before, 0 for a new run;
     ``reproduction`` are the seeds, flags and versions that must be alike for a run to come out alike."""
@@ -184,6 +200,7 @@ class TrainBegin:
     host_config: Mapping[str, Any] = field(default_factory=dict)
     reproduction: Mapping[str, Any] = field(default_factory=dict)
     time: float | None = None
+    observed: Observed = field(default_factory=Observed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +270,17 @@ class MicroEnd:
     gradients: TensorView | None = None
     parts: Mapping[str, Any] = field(default_factory=dict)
     token_losses: TokenLosses | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleSeen:
+    """Tensors on their way through a module in training, borrowed: good until the event has been handled. Once a call
+    and flow: what a recomputation repeats is left out."""
+
+    module: str
+    flow: Flow
+    tensors: Sequence[Any]
+    micro: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,6 +368,7 @@ Event = (
     | ForwardEnd
     | BackwardEnd
     | MicroEnd
+    | ModuleSeen
     | GradsReady
     | OptimizerBegin
     | OptimizerEnd

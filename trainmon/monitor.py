@@ -26,7 +26,16 @@ from trainmon.backend import Backend, Lazy, PackedRead
 from trainmon.backend.host import HostBackend
 from trainmon.config import TrainMonitorConfig, load_config
 from trainmon.dist import Group, Lost, Merging, Single
-from trainmon.events import Event, ExceptionRaised, GradsReady, StepBegin, StepEnd, TrainBegin, TrainEnd
+from trainmon.events import (
+    Event,
+    ExceptionRaised,
+    GradsReady,
+    ModuleSeen,
+    StepBegin,
+    StepEnd,
+    TrainBegin,
+    TrainEnd,
+)
 from trainmon.findings import Finding
 from trainmon.frame import Floats, Frame, Registry, ratio
 from trainmon.health.episode import Episode
@@ -41,6 +50,8 @@ __all__ = ["TrainMonitor"]
 
 _logger = logging.getLogger("trainmon")
 
+#: Events that show tensors: not made unless a probe wants them.
+_VIEWS = (GradsReady, ModuleSeen)
 #: Messages that may wait for the next report.
 _OUTBOX = 32
 #: Findings of one rank that may wait for the next report; the first ones are nearest to the cause.
@@ -166,12 +177,12 @@ class TrainMonitor:
 
     def offer(self, kind: type[E], make: Callable[[], E]) -> None:
         """Makes an event and takes it; for events that cost something: the time is counted, and what goes wrong while
-        it is made does not reach the caller either. A :class:`GradsReady` that no due probe wants is not made."""
+        it is made does not reach the caller either. Views that no due probe wants are not made."""
         entered = time.perf_counter_ns()
         try:
             if self._run is None or self._closed:
                 return
-            if kind is GradsReady and not any(slot.active for slot, _ in self._listeners.get(kind, ())):
+            if kind in _VIEWS and not self.wants(kind):
                 return
             event: Event = make()
             if isinstance(event, StepBegin):
@@ -196,6 +207,20 @@ class TrainMonitor:
     def listens(self, kind: type[Event]) -> bool:
         """Whether any probe wants events of this kind: what nobody listens to needs no hook."""
         return any(not slot.off for slot, _ in self._listeners.get(kind, ()))
+
+    def wants(self, kind: type[Any]) -> bool:
+        """Whether a probe takes events of this kind in this step."""
+        return not self._closed and any(slot.active for slot, _ in self._listeners.get(kind, ()))
+
+    def guard(self, work: Callable[[], None]) -> None:
+        """Does an adapter's work: its time is counted, and what goes wrong in it does not reach the caller."""
+        entered = time.perf_counter_ns()
+        try:
+            work()
+        except Exception as error:
+            self._internal_error(error)
+        finally:
+            self.overhead_ns += time.perf_counter_ns() - entered
 
     def say(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trainmon.config import TrainMonitorConfig
+from trainmon.probes.activations import ActivationsProbe
 from trainmon.probes.base import Probe
 from trainmon.probes.gradients import GradientsProbe
 from trainmon.probes.loss import LossProbe
@@ -82,6 +83,9 @@ def build_slots(config: TrainMonitorConfig) -> list[Slot]:
     if slots:
         # The learning rate explains loss and gradients: it is shown when either is.
         slots.append(Slot(OptimProbe(), None, follows=tuple(slots)))
+    if config.activations is not None:
+        inner = config.activations
+        add(ActivationsProbe(inner.flows, norm=inner.norm, absmax=inner.absmax, nonfinite=inner.nonfinite))
     if config.throughput is not None:
         add(ThroughputProbe(), always=True)
     if config.timing is not None:

@@ -302,6 +302,8 @@ FULL: dict[str, Any] = {
              "perplexity": True, "parts": False, "positions": 3, "sources": ["web", "code"]},
     "gradients": {"every": 4, "window": None, "norm": False, "per_parameter": True, "nonfinite": False, "clipped": True,
                   "target": ["x"], "exclude": [], "invert": False},
+    "activations": {"every": 5, "window": None, "forward": False, "backward": True, "input": True, "output": False,
+                    "norm": False, "absmax": False, "nonfinite": False, "target": ["y"], "exclude": [], "invert": False},
     "throughput": False, "timing": {"every": 5, "window": None},
     "sinks": {"log": {"every": 6, "progress": True, "file": False}, "jsonl": False,
               "csv": {"every": 7, "steps_per_file": 8, "rows_per_file": 9},

@@ -9,9 +9,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+from trainmon.events import Flow
+
 from .fields import key, plain, section
 
 __all__ = [
+    "ActivationsConfig",
     "Cadence",
     "CsvSink",
     "GradientsConfig",
@@ -104,6 +107,44 @@ class GradientsConfig:
     )
     exclude: Patterns | None = key(None, f"Parameters to leave out, by name{_INHERIT}.", single=True)
     invert: bool | None = key(None, f"Look at what `target` does not match{_INHERIT}.")
+
+
+@dataclass(frozen=True, slots=True)
+class ActivationsConfig:
+    """What flows through modules in training: norm, largest value, NaN and infinities of each selected module."""
+
+    every: int | None = key(100, "Every how many steps.", minimum=1, aliases=_STEP_ALIASES)
+    window: Window | None = key(None, f"The steps that are looked at{_INHERIT}.")
+    forward: bool = key(True, "Activations.")
+    backward: bool = key(False, "Gradients of activations.")
+    input: bool = key(False, "Of the inputs.")
+    output: bool = key(True, "Of the outputs.")
+    norm: bool = key(True, "The norm over the step.")
+    absmax: bool = key(True, "The largest absolute value.")
+    nonfinite: bool = key(True, "Count NaN and infinite values, and name the first module that has one.")
+    target: Patterns | None = key(None, f"Modules to look at, by name{_INHERIT}.", single=True, nonempty=True)
+    exclude: Patterns | None = key(None, f"Modules to leave out, by name{_INHERIT}.", single=True)
+    invert: bool | None = key(None, f"Look at what `target` does not match{_INHERIT}.")
+
+    @property
+    def flows(self) -> tuple[Flow, ...]:
+        """What of each module is looked at."""
+        flows: dict[Flow, bool] = {
+            "input": self.forward and self.input,
+            "output": self.forward and self.output,
+            "grad_output": self.backward and self.output,
+            "grad_input": self.backward and self.input,
+        }
+        return tuple(flow for flow, wanted in flows.items() if wanted)
+
+    def check(self) -> Iterator[tuple[str, str]]:
+        if not (self.forward or self.backward):
+            yield (
+                "forward",
+                "expected forward or backward to be on; `activations: false` switches the section off",
+            )
+        if not (self.input or self.output):
+            yield "output", "expected input or output to be on; `activations: false` switches the section off"
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +263,7 @@ class TrainMonitorConfig:
     invert: bool = key(False, "Look at what `target` does not match.")
     loss: LossConfig | None = section(LossConfig(), "The loss.")
     gradients: GradientsConfig | None = section(GradientsConfig(), "Gradients.")
+    activations: ActivationsConfig | None = section(None, "Activations.")
     throughput: ThroughputConfig | None = section(ThroughputConfig(), "Throughput.")
     timing: TimingConfig | None = section(TimingConfig(), "Times.")
     sinks: SinksConfig = key(SinksConfig(), "Where the values go.")
@@ -230,15 +272,18 @@ class TrainMonitorConfig:
     )
 
     not_built: ClassVar[tuple[str, ...]] = (
-        *("weights", "moments", "updates", "spectral", "activations", "attention", "moe", "memory"),
+        *("weights", "moments", "updates", "spectral", "attention", "moe", "memory"),
         *("collectives", "profiler", "health", "checkpoint", "recovery", "overhead"),
     )
 
     def check(self) -> Iterator[tuple[str, str]]:
-        if self.gradients is not None:
-            selection = self.selection("gradients")
+        for name in ("gradients", "activations"):
+            part = getattr(self, name)
+            if part is None:
+                continue
+            selection = self.selection(name)
             if selection.invert and selection.target is None:
-                where = "gradients.invert" if self.gradients.invert else "invert"
+                where = f"{name}.invert" if part.invert else "invert"
                 yield where, "expected a target to invert: without one, nothing is left to look at"
 
     def cadence(self, name: str) -> Cadence:

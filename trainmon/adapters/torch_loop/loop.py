@@ -2,7 +2,8 @@
 
 Gives: train, step, micro-batch, data and optimizer events, gradients ``reduced`` (``grads_ready`` before clipping) and
 ``clipped`` (when the optimizer steps). Can't give: forward and backward times, pipeline stages, evaluations unless told.
-Hooks only: one before and one after the optimizer's step, both gone after ``close``; nothing is patched.
+Hooks only: one before and one after the optimizer's step, and on modules where a section looks inside the model; all
+gone after ``close``; nothing is patched.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any, Literal
 import torch
 
 from trainmon.adapters.base import layout_from_environment
+from trainmon.adapters.torch_loop.inside import Inside
 from trainmon.adapters.torch_loop.parameters import OptimizerView, ParameterList
 from trainmon.backend import Backend
 from trainmon.backend.determinism import reproduction
@@ -152,12 +154,15 @@ class TorchLoop:
         self._missed = 0
         self._partial_said = False
         self._handles: list[Any] = []
-        monitor.begin(replace(begin, model=self._list, optimizer=self._view), backend, group)
+        self._inside = Inside(model, monitor, lambda: self._micro)
+        begin = replace(begin, model=self._list, optimizer=self._view, observed=self._inside.observed)
+        monitor.begin(begin, backend, group)
         if monitor.listens(GradsReady):
             self._handles = [
                 optimizer.register_step_pre_hook(self._before_update),
                 optimizer.register_step_post_hook(self._after_update),
             ]
+        self._inside.install(begin.resumed_step)
         self._begin_step()
 
     # -- what the loop calls ----------------------------------------------------------------------------------------
@@ -175,9 +180,11 @@ class TorchLoop:
     def evaluation(self) -> Iterator[None]:
         """Marks an evaluation, so that its time does not pass for a step's."""
         self.monitor.handle(EvalBegin(time.perf_counter()))
+        self._inside.pause(True)
         try:
             yield
         finally:
+            self._inside.pause(False)
             self.monitor.handle(EvalEnd(time.perf_counter()))
 
     def micro_end(
@@ -276,9 +283,7 @@ class TorchLoop:
 
     def close(self) -> None:
         """Ends the run: hooks are removed, files written. Idempotent."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        self._remove_hooks()
         self.monitor.handle(TrainEnd(self._step - 1, "completed"))
         self.monitor.close()
 
@@ -291,17 +296,22 @@ class TorchLoop:
         if error is None:
             self.close()
             return
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        self._remove_hooks()
         self.monitor.handle(ExceptionRaised(self._step, "step", error))
         self.monitor.close()
 
     # -- hooks ------------------------------------------------------------------------------------------------------
 
+    def _remove_hooks(self) -> None:
+        self._inside.remove()
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
     def _begin_step(self) -> None:
         self._micro, self._stepped = 0, False
         self.monitor.handle(StepBegin(self._step, time.perf_counter()))
+        self._inside.arm()
 
     def _gradients(self, phase: Phase, clip_norm: float | None, loss_scale: float | None) -> None:
         def make() -> GradsReady:
