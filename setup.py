@@ -92,7 +92,7 @@ CFLAGS = [
 ]
 LDFLAGS = [*INSTRUMENT, "-pthread", "-lm"]
 
-AVX2 = ["-mavx2", "-mfma", "-mf16c"]
+AVX2 = ["-mavx2", "-mfma", "-mf16c", "-mprfchw"]
 AVX512 = [*AVX2, *(f"-mavx512{part}" for part in ("f", "vl", "bw", "dq")), "-mprefer-vector-width=512"]
 X86 = platform.machine().lower() in ("x86_64", "amd64")
 TIERS = {"baseline": [], "avx2": AVX2, "avx512": AVX512} if X86 else {"baseline": []}

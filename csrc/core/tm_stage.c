@@ -8,7 +8,7 @@
 
 #include <string.h>
 
-#define TM_STAGE_BLOCK 4096 /* bytes: source, fold window and lanes share a first cache of 32 KiB */
+#define TM_STAGE_BLOCK 8192 /* bytes: source, fold window and lanes share a first cache of 32 KiB */
 #define TM_STREAM_BYTES ((size_t)4 << 20) /* an arena at least this large is written past the caches */
 
 tm_status tm_stage_place(const tm_view *views, size_t count, int64_t *offsets, int64_t *bytes,

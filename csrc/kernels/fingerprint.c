@@ -30,6 +30,25 @@ typedef uint64_t tm_strip __attribute__((vector_size(TM_STRIP_BYTES), may_alias,
 #    define TM_LITTLE_STRIP(strip) (strip)
 #endif
 
+/* A strip that is a whole row goes past the caches from its register. */
+TM_INLINE void stream_row(char *to, tm_strip row) {
+#if defined(__AVX512F__)
+    _mm512_stream_si512((__m512i *)(void *)to, (__m512i)row);
+#else
+    (void)to, (void)row;
+#endif
+}
+
+/* What a pass asks memory for: what its own reads come to next; or, when somebody else has just read the same
+ * bytes, what that one comes to later, so that memory has work while rows are folded and written. */
+typedef enum tm_ahead { TM_AHEAD_NOT, TM_AHEAD, TM_AHEAD_BEYOND } tm_ahead;
+#define TM_PREFETCH_BEYOND 16384
+TM_INLINE void tm_prefetch_beyond(const void *row, int bytes) {
+    for (int offset = 0; offset < bytes; offset += 64) {
+        __builtin_prefetch((const char *)row + TM_PREFETCH_BEYOND + offset, 0, 2);
+    }
+}
+
 /* The strip `tap` rows before row r, in TM_STEP of the template. */
 #define TM_BACK_2(r, back_2, back_3) back_2
 #define TM_BACK_3(r, back_2, back_3) back_3

@@ -6,46 +6,71 @@
 
 /* One strip of rows into consecutive slots. What is handed on through memory arrives some ten cycles later:
  * rows up to four back stay in registers, the oldest giving its place to the new one, and none waits for more
- * than one XOR with the row before it. */
+ * than one XOR with the row before it. copying: whole rows go to `copy`, past the caches, as they come by. */
 #define TM_STEP(r, back_1, back_2, back_3, back_4)                                                           \
-    others = TM_LITTLE_STRIP(p[(r) * TM_STRIPS]) ^ slot[(r) * TM_STRIPS] ^                                   \
+    row = p[(r) * TM_STRIPS];                                                                                \
+    others = TM_LITTLE_STRIP(row) ^ slot[(r) * TM_STRIPS] ^                                                  \
              TM_PASTE(TM_BACK_, TM_TAP_2)(r, back_2, back_3) ^ TM_PASTE(TM_BACK_, TM_TAP_3)(r, back_4);      \
-    slot[(r) * TM_STRIPS] = back_4 = others ^ back_1;
-TM_INLINE void TM_NAMED(strip)(tm_strip *restrict slot, const tm_strip *restrict p, size_t rows, int first) {
+    slot[(r) * TM_STRIPS] = back_4 = others ^ back_1;                                                        \
+    if (copying) {                                                                                           \
+        stream_row(copy + (r) * TM_PRINT_ROW, row);                                                          \
+    }
+TM_INLINE void TM_NAMED(strip)(tm_strip *restrict slot, const tm_strip *restrict p, size_t rows,
+                               tm_ahead ahead, int copying, char *copy) {
     tm_strip a = slot[-1 * TM_STRIPS], b = slot[-2 * TM_STRIPS], c = slot[-3 * TM_STRIPS];
-    tm_strip d = slot[-4 * TM_STRIPS], others;
+    tm_strip d = slot[-4 * TM_STRIPS], row, others;
     for (; rows >= 4; rows -= 4, p += 4 * TM_STRIPS, slot += 4 * TM_STRIPS) {
-        if (first) {
+        if (ahead == TM_AHEAD) {
             tm_prefetch_row(p, 4 * TM_PRINT_ROW);
+        } else if (ahead == TM_AHEAD_BEYOND) {
+            tm_prefetch_beyond(p, 4 * TM_PRINT_ROW);
         }
         TM_STEP(0, a, b, c, d)
         TM_STEP(1, d, a, b, c)
         TM_STEP(2, c, d, a, b)
         TM_STEP(3, b, c, d, a)
+        copy += copying ? 4 * TM_PRINT_ROW : 0;
     }
     for (; rows > 0; rows--, p += TM_STRIPS, slot += TM_STRIPS) {
         *slot ^= TM_LITTLE_STRIP(*p) ^ slot[-TM_TAP_1 * TM_STRIPS] ^ slot[-TM_TAP_2 * TM_STRIPS] ^
                  slot[-TM_TAP_3 * TM_STRIPS];
+        if (copying) {
+            stream_row(copy, *p), copy += TM_PRINT_ROW;
+        }
     }
 }
 #undef TM_STEP
 
 /* A few rows at a time, so that reading memory, folding the other strips from the cache and writing past it
  * alternate quickly. */
-TM_NOINLINE void TM_NAMED(run)(void *slot, const void *data, size_t rows, char *copy) {
+TM_INLINE void TM_NAMED(pass)(void *slot, const void *data, size_t rows, tm_ahead ahead, int copying,
+                              char *copy) {
     tm_strip *to = slot;
     const tm_strip *p = data;
     for (size_t part; rows > 0; rows -= part, p += part * TM_STRIPS, to += part * TM_STRIPS) {
         part = rows < TM_STRIP_ROWS ? rows : TM_STRIP_ROWS;
-        TM_NAMED(strip)(to, p, part, 1);
-        for (int strip = 1; strip < TM_STRIPS; strip++) {
-            TM_NAMED(strip)(to + strip, p + strip, part, 0);
+        if (copying) {
+            tm_stream_ahead(copy, part);
         }
-        if (copy != NULL) {
-            tm_stream_lines(copy, p, part);
+        TM_NAMED(strip)(to, p, part, ahead, copying && TM_STRIPS == 1, copy);
+        for (int strip = 1; strip < TM_STRIPS; strip++) {
+            TM_NAMED(strip)(to + strip, p + strip, part, TM_AHEAD_NOT, 0, NULL);
+        }
+        if (copying) {
+            if (TM_STRIPS > 1) {
+                tm_stream_lines(copy, p, part);
+            }
             copy += part * TM_PRINT_ROW;
         }
     }
+}
+
+TM_NOINLINE void TM_NAMED(run)(void *slot, const void *data, size_t rows) {
+    TM_NAMED(pass)(slot, data, rows, TM_AHEAD, 0, NULL);
+}
+
+TM_NOINLINE void TM_NAMED(run_copying)(void *slot, const void *data, size_t rows, char *copy) {
+    TM_NAMED(pass)(slot, data, rows, TM_AHEAD_BEYOND, 1, copy);
 }
 
 static void TM_NAMED(rows)(tm_print_window *window, const void *data, size_t rows, void *copy) {
@@ -58,10 +83,14 @@ static void TM_NAMED(rows)(tm_print_window *window, const void *data, size_t row
             window->next = 0;
         }
         size_t turn = TM_SPAN - window->next < rows ? TM_SPAN - window->next : rows;
-        TM_NAMED(run)(window->row[TM_PRINT_GUARD + window->next], p, turn, out);
+        if (out == NULL) {
+            TM_NAMED(run)(window->row[TM_PRINT_GUARD + window->next], p, turn);
+        } else {
+            TM_NAMED(run_copying)(window->row[TM_PRINT_GUARD + window->next], p, turn, out);
+            out += turn * TM_PRINT_ROW;
+        }
         window->next += turn;
         p += turn * TM_PRINT_ROW;
-        out = out != NULL ? out + turn * TM_PRINT_ROW : NULL;
         rows -= turn;
     }
 }

@@ -35,6 +35,17 @@ TM_NOINLINE void tm_stream_lines(char *to, const void *from, size_t lines) {
 #endif
 }
 
+/* To be called before lines are stored: once a page, asks for the page that comes two later. A store past the
+ * caches waits for its page's address translation, and the stores behind it wait too; one line that is read
+ * in vain is cheaper (staging float64, 4 KiB pages, one Zen 4 core: 12.8 and 16.4 GB/s). Only asking to write
+ * helps. */
+#define TM_STREAM_PAGE 4096
+TM_INLINE void tm_stream_ahead(const char *to, size_t lines) {
+    if ((-(uintptr_t)to & (TM_STREAM_PAGE - 1)) < 64 * lines) {
+        __builtin_prefetch(to + 2 * TM_STREAM_PAGE, 1);
+    }
+}
+
 static void tm_stream_fence(void) {
 #if defined(__SSE2__)
     _mm_sfence();
