@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainmon.series import SeriesSpec, catalogue, concrete_name
+from trainmon.spread import RankSpread
 
 __all__ = ["Derive", "Frame", "Part", "Registry", "Series", "Snapshot", "Table", "identity", "ratio", "root"]
 
@@ -118,6 +119,7 @@ class Snapshot:
         scalars: published scalars by concrete name; ``None`` is null. Series of probes that were not due are absent.
         tables: per-tensor values.
         total_steps: last step of the run if known.
+        ranks: by series, what the ranks' own values say; empty in steps in which they were not compared.
     """
 
     step: int
@@ -126,6 +128,7 @@ class Snapshot:
     scalars: Mapping[str, float | None]
     tables: tuple[Table, ...] = ()
     total_steps: int | None = None
+    ranks: Mapping[str, RankSpread] = dataclasses.field(default_factory=dict)
 
 
 class Registry:
@@ -345,17 +348,34 @@ class Frame:
         self.maxima[:] = maxima[:-1]
         self.valid[:shared] = sums[self.registry.sum_size : -1] > 0
 
+    def own(self, chosen: Sequence[Series]) -> tuple[Floats, Floats]:
+        """This rank's own values of single-valued series, before anything is merged, and 1.0 where they are known."""
+        values, known = np.zeros(len(chosen)), np.zeros(len(chosen))
+        with np.errstate(all="ignore"):
+            for index, series in enumerate(chosen):
+                value, valid = self._derive(series)
+                if valid[0]:
+                    values[index], known[index] = value[0], 1.0
+        return values, known
+
     def forget_shared(self) -> None:
         """Makes null what should have been merged and was not: one rank's own value is no global one."""
         self.valid[: self.registry.sum_size + self.registry.max_size] = False
 
     def snapshot(
-        self, *, wall_time: float, elapsed: float, total_steps: int | None, due: Callable[[str], bool]
+        self,
+        *,
+        wall_time: float,
+        elapsed: float,
+        total_steps: int | None,
+        due: Callable[[str], bool],
+        ranks: Mapping[str, RankSpread] | None = None,
     ) -> Snapshot:
         """Derives every series of the probes that were due. The frame may be cleared afterwards.
 
         Args:
             due: whether the probe of this name was due in this step.
+            ranks: what the ranks' own values say, if they were compared.
         """
         scalars: dict[str, float | None] = {}
         tables: list[Table] = []
@@ -373,7 +393,7 @@ class Frame:
                 else:
                     for subject, value, known in zip(series.subjects, values, valid, strict=True):
                         scalars[concrete_name(series.name, subject)] = float(value) if known else None
-        return Snapshot(self.step, wall_time, elapsed, scalars, tuple(tables), total_steps)
+        return Snapshot(self.step, wall_time, elapsed, scalars, tuple(tables), total_steps, ranks or {})
 
     def _derive(self, series: Series) -> tuple[Floats, Flags]:
         """Values and validity of a series; either may be a view into the frame."""

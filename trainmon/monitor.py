@@ -16,7 +16,7 @@ import re
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from typing import Any, Literal, TypeVar
 
@@ -41,9 +41,11 @@ from trainmon.frame import Floats, Frame, Registry, ratio
 from trainmon.health.episode import Episode
 from trainmon.messages import Told, found_together, pack_messages, together
 from trainmon.probes.base import ProbeContext, Sample
+from trainmon.rankwise import RankWise
 from trainmon.run import Run
 from trainmon.signals import TerminationHook
 from trainmon.slots import Slot, build_slots
+from trainmon.spread import RankSpread
 from trainmon.summary import Summary
 
 __all__ = ["TrainMonitor"]
@@ -117,6 +119,7 @@ class TrainMonitor:
         self._alone = False  # the group is lost
         self._pending: _Pending | None = None
         self._report: _Report | None = None
+        self._rankwise: RankWise | None = None
         self._outbox: list[Told] = []
         self._findings: list[Finding] = []
         self._summary = Summary()
@@ -152,6 +155,8 @@ class TrainMonitor:
         context = ProbeContext(event, self._backend, self.say, self._found)
         for slot in self._slots:
             slot.probe.begin(context)
+        if self.config.comparison is not None and self._group.size > 1:
+            self._rankwise = RankWise(self.config.comparison, self._group)
         self._register()
         units = {series.name: series.spec.unit for series in self._registry.series.values()}
         self._run = Run(self.config, event, units, event.host)
@@ -385,6 +390,8 @@ class TrainMonitor:
             frame.set(self._alarm, float(bool(messages or findings)))
             try:
                 merging = self._group.merge(*frame.pack())
+                if self._rankwise is not None:
+                    self._rankwise.start(frame)
             except Lost as lost:
                 self._lose(lost)
         self._report = _Report(pending, frame, merging, messages, findings)
@@ -407,12 +414,14 @@ class TrainMonitor:
                         self._failed(slot, error)
         else:
             frame.forget_shared()
+        spreads = self._compare(merged)
         switched_off = {slot.probe.name for slot in self._slots if slot.off}
         snapshot = frame.snapshot(
             wall_time=pending.wall_time,
             elapsed=pending.elapsed,
             total_steps=self._begin_event.total_steps,
             due=lambda name: (name in pending.due and name not in switched_off) or name == _OWN,
+            ranks=spreads,
         )
         stale, alarm = (frame.get(part)[0][0] > 0 for part in (self._stale, self._alarm))
         self._summary.add(snapshot)
@@ -440,6 +449,18 @@ class TrainMonitor:
         else:
             return True
         return False
+
+    def _compare(self, merged: bool) -> dict[str, RankSpread]:
+        """What the ranks' own values say, in steps in which they were gathered; the same on every rank."""
+        if self._rankwise is None:
+            return {}
+        try:
+            spreads = self._rankwise.finish(merged)
+        except Lost as lost:
+            self._lose(lost)
+            return {}
+        self._say_everywhere([_stands_out(*one, self.step) for one in self._rankwise.stand_out(spreads)])
+        return spreads
 
     def _tell(self, messages: list[Told], findings: list[Finding]) -> list[Finding]:
         """Some rank has something to say: rank 0 says it for all of them. Returns the findings of all ranks."""
@@ -484,6 +505,8 @@ class TrainMonitor:
             registry.part("monitor.alarm", "max"),
         )
         registry.add("perf/monitor_overhead", (self._spent, self._lasted), ratio, probe=_OWN)
+        if self._rankwise is not None:
+            self._rankwise.register(registry)
         everybody: list[bytes] = []
         if self._merges:
             try:
@@ -552,6 +575,14 @@ class TrainMonitor:
             self._said.add(what)
             text = f"trainmon failed at step {self.step} (training goes on): {what}"
             self.say("warning", "internal_error", text, step=self.step)
+
+
+def _stands_out(name: str, rank: int, spread: RankSpread, step: int) -> Told:
+    text = (
+        f"{name} of rank {rank} stands out among {spread.known} ranks: the median is {spread.median:.6g}, the least "
+        f"{spread.low:.6g} (rank {spread.low_rank}), the most {spread.high:.6g} (rank {spread.high_rank})"
+    )
+    return Told("warning", "rank_stands_out", text, step, {"series": name, "rank": rank, **asdict(spread)})
 
 
 def _how_it_ended(event: ExceptionRaised) -> tuple[str, str]:

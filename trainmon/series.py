@@ -14,6 +14,10 @@ from importlib import resources
 __all__ = ["SeriesSpec", "catalogue", "concrete_name"]
 
 
+#: Groups whose values every rank has for itself before they are merged.
+_RANKS_OWN = frozenset({"loss", "optim", "perf", "time", "memory", "data"})
+
+
 @dataclass(frozen=True, slots=True)
 class SeriesSpec:
     """One line of the catalogue.
@@ -36,6 +40,14 @@ class SeriesSpec:
     phase: str
     scope: str
     section: str
+
+    @property
+    def compared(self) -> bool:
+        """Whether values of single ranks say something beside each other: what a rank measures of itself does, its
+        share of a merged norm does not, nor the noise of trainmon's own time."""
+        if self.name.startswith("perf/monitor_"):
+            return False
+        return self.scope == "device" or self.name.split("/", 1)[0] in _RANKS_OWN
 
     @property
     def subject(self) -> str | None:

@@ -305,6 +305,7 @@ FULL: dict[str, Any] = {
     "activations": {"every": 5, "window": None, "forward": False, "backward": True, "input": True, "output": False,
                     "norm": False, "absmax": False, "nonfinite": False, "target": ["y"], "exclude": [], "invert": False},
     "throughput": False, "timing": {"every": 5, "window": None},
+    "comparison": {"every": 12, "outlier": 4.5},
     "sinks": {"log": {"every": 6, "progress": True, "file": False}, "jsonl": False,
               "csv": {"every": 7, "steps_per_file": 8, "rows_per_file": 9},
               "parquet": {"every": 8, "steps_per_file": 9, "rows_per_file": 10, "compression": "none"},

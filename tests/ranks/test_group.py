@@ -52,9 +52,9 @@ def _gather_and_exchange() -> Any:
     from trainmon.dist.torch_group import TorchGroup
 
     group = TorchGroup(timeout=30)
-    rows = group.gather(np.array([group.rank, math.nan if group.rank else -math.inf]))
+    rows = group.gather(np.array([group.rank, math.nan if group.rank else -math.inf])).wait()
     words = group.exchange(("ä" * group.rank).encode())
-    nothing = group.exchange(b""), group.gather(np.empty(0)).shape
+    nothing = group.exchange(b""), group.gather(np.empty(0)).wait().shape
     empty = [array.size for array in group.merge(np.empty(0), np.empty(0)).wait()]
     return rows.tolist(), [word.decode() for word in words], nothing, empty
 
@@ -105,7 +105,7 @@ def test_the_group_of_one() -> None:
     merged = group.merge(sums, maxima)
     sums[0] = 5
     assert merged.wait()[0][0] == 1
-    assert group.gather(maxima).tolist() == [[-math.inf]]
+    assert group.gather(maxima).wait().tolist() == [[-math.inf]]
     assert group.exchange(b"x") == [b"x"]
     assert (group.rank, group.size, group.lost) == (0, 1, None)
     group.close()

@@ -16,6 +16,7 @@ from .fields import key, plain, section
 __all__ = [
     "ActivationsConfig",
     "Cadence",
+    "ComparisonConfig",
     "CsvSink",
     "GradientsConfig",
     "JsonlSink",
@@ -164,6 +165,14 @@ class TimingConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ComparisonConfig:
+    """The ranks' own values side by side: who has the least and the most, who stands out."""
+
+    every: int = key(10, "Every how many steps.", minimum=1, aliases=_STEP_ALIASES)
+    outlier: float = key(6.0, "A rank beyond this robust z, three times in a row, is reported.", minimum=0)
+
+
+@dataclass(frozen=True, slots=True)
 class LogSink:
     """One line a step for people, and the progress bar."""
 
@@ -266,6 +275,7 @@ class TrainMonitorConfig:
     activations: ActivationsConfig | None = section(None, "Activations.")
     throughput: ThroughputConfig | None = section(ThroughputConfig(), "Throughput.")
     timing: TimingConfig | None = section(TimingConfig(), "Times.")
+    comparison: ComparisonConfig | None = section(ComparisonConfig(), "Ranks compared with each other.")
     sinks: SinksConfig = key(SinksConfig(), "Where the values go.")
     tag_style: Literal["slash", "megatron", "mindformers"] = key(
         "slash", "How series are named in TensorBoard: by group, or as another tool names them."

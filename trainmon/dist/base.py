@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Floats", "Group", "Lost", "Merging", "Single"]
+__all__ = ["Floats", "Gathering", "Group", "Lost", "Merging", "Single"]
 
 Floats = NDArray[np.float64]
 
@@ -27,6 +27,18 @@ class Merging(Protocol):
 
     def wait(self) -> tuple[Floats, Floats]:
         """The merged sums and maxima, the same bits on every rank.
+
+        Raises:
+            Lost: the group was lost before or meanwhile.
+        """
+        ...
+
+
+class Gathering(Protocol):
+    """Everybody's values on their way."""
+
+    def wait(self) -> Floats:
+        """Shape ``[size, len(values)]``, row by rank.
 
         Raises:
             Lost: the group was lost before or meanwhile.
@@ -57,11 +69,11 @@ class Group(Protocol):
         """
         ...
 
-    def gather(self, values: Floats) -> Floats:
-        """Everybody's values, shape ``[size, len(values)]``, row by rank; the same length on every rank.
+    def gather(self, values: Floats) -> Gathering:
+        """Starts to collect everybody's values; the same length on every rank. Copied.
 
         Raises:
-            Lost: the group was lost before or meanwhile.
+            Lost: the group was lost before.
         """
         ...
 
@@ -88,14 +100,22 @@ class Single:
     def merge(self, sums: Floats, maxima: Floats) -> Merging:
         return _Merged(sums.copy(), maxima.copy())
 
-    def gather(self, values: Floats) -> Floats:
-        return values[None].copy()
+    def gather(self, values: Floats) -> Gathering:
+        return _Gathered(values[None].copy())
 
     def exchange(self, message: bytes) -> list[bytes]:
         return [message]
 
     def close(self) -> None:
         return
+
+
+class _Gathered:
+    def __init__(self, rows: Floats) -> None:
+        self._rows = rows
+
+    def wait(self) -> Floats:
+        return self._rows
 
 
 class _Merged:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import torch.distributed as distributed
 
-from trainmon.dist.base import Floats, Lost, Merging
+from trainmon.dist.base import Floats, Gathering, Lost, Merging
 
 __all__ = ["TorchGroup"]
 
@@ -48,14 +48,13 @@ class TorchGroup:
         ]
         return _TorchMerging(self, work, added, largest)
 
-    def gather(self, values: Floats) -> Floats:
-        mine = torch.from_numpy(np.ascontiguousarray(values, np.float64))
+    def gather(self, values: Floats) -> Gathering:
+        mine = torch.from_numpy(np.array(values, np.float64))
         rows = torch.empty((self.size, len(values)), dtype=torch.float64)
-        self.finish(self._start(distributed.all_gather, list(rows.unbind()), mine))
-        return rows.numpy()
+        return _TorchGathering(self, self._start(distributed.all_gather, list(rows.unbind()), mine), rows)
 
     def exchange(self, message: bytes) -> list[bytes]:
-        lengths = self.gather(np.array([float(len(message))]))[:, 0].astype(np.int64)
+        lengths = self.gather(np.array([float(len(message))])).wait()[:, 0].astype(np.int64)
         padded = np.zeros(max(int(lengths.max()), 1), np.uint8)
         padded[: len(message)] = np.frombuffer(message, np.uint8)
         rows = torch.empty((self.size, padded.size), dtype=torch.uint8)
@@ -92,6 +91,16 @@ class TorchGroup:
         text = str(error).strip().splitlines()
         self.lost = f"rank {self.rank} can't reach the others: {text[0] if text else type(error).__name__}"
         return Lost(self.lost)
+
+
+class _TorchGathering:
+    def __init__(self, group: TorchGroup, work: Any, rows: torch.Tensor) -> None:
+        self._group, self._work, self._rows = group, work, rows
+
+    def wait(self) -> Floats:
+        self._group.finish(self._work)
+        rows: Floats = self._rows.numpy()
+        return rows
 
 
 class _TorchMerging:

@@ -1,7 +1,8 @@
 """JSON Lines: one object a step in ``scalars.jsonl``, one a message in ``events.jsonl``, and their reader.
 
 Null is ``null``. JSON has no NaN or infinity, so these stand as the strings ``"NaN"``, ``"Infinity"``,
-``"-Infinity"``. Each life of a run begins with ``{"record": "run", "life": n, "resumed_step": s, ...}``.
+``"-Infinity"``. Where ranks were compared, ``ranks.jsonl`` has one object a comparison. Each life of a run begins
+with ``{"record": "run", "life": n, "resumed_step": s, ...}``.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 import math
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ _SPECIAL = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 class JsonlSink:
-    """Writes ``rank_<r>/scalars.jsonl`` and ``rank_<r>/events.jsonl``.
+    """Writes ``rank_<r>/scalars.jsonl``, ``rank_<r>/events.jsonl`` and, with several ranks, ``rank_<r>/ranks.jsonl``.
 
     Args:
         every: shows the first step and every multiple of this.
@@ -34,6 +36,8 @@ class JsonlSink:
         self._cadence = Cadence(every)
         self._scalars: RecordFile | None = None
         self._events: RecordFile | None = None
+        self._ranks: RecordFile | None = None
+        self._life: dict[str, Any] = {}
 
     def open(self, run: RunInfo) -> None:
         directory = run.rank_directory
@@ -52,6 +56,7 @@ class JsonlSink:
         self._scalars = self._begin(self._scalars, directory / "scalars.jsonl", life)
         del life["units"]
         self._events = self._begin(self._events, directory / "events.jsonl", life)
+        self._life, self._directory = life, directory
 
     @staticmethod
     def _begin(known: RecordFile | None, path: Path, life: Mapping[str, Any]) -> RecordFile:
@@ -72,6 +77,10 @@ class JsonlSink:
         if self._scalars is not None and self._cadence.due(snapshot.step):
             record = {"step": snapshot.step, "time": snapshot.wall_time, **snapshot.scalars}
             self._scalars.write(_line(record))
+        if snapshot.ranks and self._life:
+            self._ranks = self._begin(self._ranks, self._directory / "ranks.jsonl", self._life)
+            compared = {name: asdict(spread) for name, spread in snapshot.ranks.items()}
+            self._ranks.write(_line({"step": snapshot.step, "time": snapshot.wall_time, "series": compared}))
 
     def message(self, message: Message) -> None:
         if self._events is not None:
@@ -89,10 +98,10 @@ class JsonlSink:
         """Nothing to do: every record is written at once."""
 
     def close(self) -> None:
-        for file in (self._scalars, self._events):
+        for file in (self._scalars, self._events, self._ranks):
             if file is not None:
                 file.close()
-        self._scalars = self._events = None
+        self._scalars = self._events = self._ranks = None
 
 
 def _line(record: Mapping[str, Any]) -> bytes:
@@ -128,6 +137,8 @@ def read_jsonl(path: str | Path, *, latest: bool = False) -> list[dict[str, Any]
                 records = [old for old in records if "record" in old or old.get("step", 0) <= resumed]
         elif "kind" in record:
             record["data"] = _restore(record.get("data"))
+        elif isinstance(record.get("series"), dict):
+            record["series"] = _restore(record["series"])
         else:
             record = {name: _SPECIAL.get(v, v) if isinstance(v, str) else v for name, v in record.items()}
         records.append(record)
