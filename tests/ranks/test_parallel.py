@@ -30,6 +30,8 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         ("fsdp2", 2, "auto"),
         ("tp", 2, "auto"),
         ("tp+fsdp2", 4, "auto"),
+        ("pp", 2, "auto"),
+        ("pp+ddp", 4, "auto"),
     ],
 )
 def test_the_numbers_of_a_single_process(

@@ -22,7 +22,7 @@ def run(
     """Trains on this rank, and returns the run's scalars by step and parameter norms by step (rank 0's).
 
     Args:
-        kind: single, plain (ranks that don't communicate), ddp, fsdp1, fsdp2, tp, tp+fsdp2.
+        kind: single, plain (ranks that don't communicate), ddp, fsdp1, fsdp2, tp, tp+fsdp2, pp, pp+ddp.
         nan_on: (rank, step) where the last gradient gets a NaN at index 1 before it is watched.
         dies_on: (rank, step) at whose end the process kills itself.
         backend: of attach().
@@ -67,6 +67,11 @@ def run(
         counts = mesh2.get_local_rank("tp") == 0
         if kind == "tp+fsdp2":
             fully_shard(model, mesh=mesh2["dp"])
+    pipeline: Pipeline | None = None
+    if kind in ("pp", "pp+ddp"):
+        pipeline = Pipeline(model, BATCH // (world // 2))
+        model = pipeline.module
+        data_rank, data_world, counts = pipeline.data_rank, world // 2, pipeline.is_last
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     inputs = torch.randn(STEPS, BATCH, TOKENS, WIDTH)
     targets = torch.randint(4, (STEPS, BATCH, TOKENS))
@@ -87,14 +92,17 @@ def run(
         consumed_tokens=1000,
     ) as monitor:
         for step in range(STEPS):
-            logits = model(inputs[step, mine])
-            loss = nn.functional.cross_entropy(logits.flatten(0, 1), targets[step, mine].flatten())
-            loss.backward()
+            if pipeline is not None:
+                losses = pipeline.step(inputs[step, mine], targets[step, mine])
+            else:
+                losses = [cross_entropy(model(inputs[step, mine]), targets[step, mine])]
+                losses[0].backward()
             if nan_on == (rank, step + 1):
                 gradient = next(p.grad for p in reversed(list(model.parameters())) if p.grad is not None)
                 gradient = gradient.to_local() if hasattr(gradient, "to_local") else gradient
                 gradient.view(-1)[1] = float("nan")
-            monitor.micro_end(loss, tokens=share * TOKENS)
+            for loss in losses:
+                monitor.micro_end(loss, tokens=share * TOKENS // len(losses))
             monitor.grads_ready(clip_norm=0.5)
             optimizer.step()
             optimizer.zero_grad()
@@ -104,6 +112,52 @@ def run(
     if rank != 0:
         return {}
     return read(Path(directory))
+
+
+def cross_entropy(logits: Any, targets: Any) -> Any:
+    import torch
+
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+class Pipeline:
+    """Two stages of the model, its layers under their names in the whole, with replicas where there are more ranks."""
+
+    def __init__(self, model: Any, batch: int, micros: int = 2) -> None:
+        from collections import OrderedDict
+
+        import torch
+        from torch import nn
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+
+        world = torch.distributed.get_world_size()
+        mesh = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("pp", "dp"))
+        index = mesh.get_local_rank("pp")
+        self.is_last, self.data_rank = index == 1, mesh.get_local_rank("dp")
+        cuts = [("0", "1", "2"), ("3", "4")]
+        layers = dict(model.named_children())
+        self.module: Any = nn.Sequential(OrderedDict((name, layers[name]) for name in cuts[index]))
+        self._replicas = mesh["dp"].get_group() if world > 2 else None
+        example = torch.zeros(batch // micros, TOKENS, WIDTH)
+        stage = PipelineStage(
+            self.module, index, 2, torch.device("cpu"), input_args=(example,), group=mesh["pp"].get_group()
+        )
+        self._schedule = ScheduleGPipe(stage, micros, loss_fn=cross_entropy)
+
+    def step(self, inputs: Any, targets: Any) -> list[Any]:
+        """Forward and backward of all micro-batches; their losses on the last stage, None elsewhere."""
+        import torch.distributed as distributed
+
+        losses: list[Any] = []
+        if self.is_last:
+            self._schedule.step(target=targets, losses=losses)
+        else:
+            self._schedule.step(inputs)
+        if self._replicas is not None:
+            for parameter in self.module.parameters():
+                distributed.all_reduce(parameter.grad, distributed.ReduceOp.AVG, group=self._replicas)
+        return losses
 
 
 def read(directory: Path) -> dict[str, Any]:
