@@ -104,11 +104,15 @@ class ShardInfo:
         sharded: names of the axes along which ranks hold disjoint pieces.
         replicas: number of ranks that hold this very piece.
         owner: whether this rank is the one that contributes it (coordinate 0 on every replica axis).
+        start: where the piece begins in the whole tensor, along each dimension; None: unknown, or this is the whole.
+        whole: shape of the whole tensor; None with ``start``.
     """
 
     sharded: tuple[str, ...] = ()
     replicas: int = 1
     owner: bool = True
+    start: tuple[int, ...] | None = None
+    whole: tuple[int, ...] | None = None
 
 
 WHOLE = ShardInfo()
@@ -140,6 +144,20 @@ class OptimizerView(Protocol):
         """Learning rate per parameter group, in group order."""
         ...
 
+    def moment_names(self) -> Sequence[str]:
+        """Keys of :meth:`moments` that are known to come with the first update."""
+        ...
+
+    def moments(self) -> Mapping[str, TensorView]:
+        """The optimizer's state by its key: one name for what optimizers call differently (``exp_avg``,
+        ``exp_avg_sq``, ``momentum_buffer``), this rank's pieces for each trainable parameter that has some. State of
+        which a rank holds a piece that others hold too says so in its shards."""
+        ...
+
+    def masters(self) -> TensorView:
+        """The copies of trainable parameters, usually in higher precision, that the optimizer updates in their stead."""
+        ...
+
 
 class ModelView(Protocol):
     """What the engine may ask of a model: the names of its trainable parameters, as the model gives them, and what
@@ -156,6 +174,10 @@ class ModelView(Protocol):
     def take_owners(self, owned: Collection[str]) -> None:
         """The names whose piece this rank contributes to sums over ranks: the lowest rank that holds a piece does. Views
         of later events say so in their :class:`ShardInfo`."""
+        ...
+
+    def weights(self) -> TensorView:
+        """This rank's pieces of all trainable parameters, dense, live."""
         ...
 
 

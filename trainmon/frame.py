@@ -68,6 +68,11 @@ class Part:
     subjects: tuple[str, ...] | None = None
     places: NDArray[np.int64] | None = None
 
+    @property
+    def own(self) -> int:
+        """How many of the values are this rank's own."""
+        return self.size if self.places is None else len(self.places)
+
 
 @dataclass(frozen=True, slots=True)
 class Series:
@@ -179,6 +184,7 @@ class Registry:
         subjects: Sequence[str] | None = None,
         sees_null: bool = False,
         optional: bool = False,
+        given: Mapping[str, str] | None = None,
     ) -> Series:
         """Registers a series of the catalogue.
 
@@ -192,10 +198,15 @@ class Registry:
             sees_null: ``derive`` takes ``(values, valid)`` of each part and says by itself what is defined; otherwise
                 a value is null where any part is.
             optional: a scalar that is left out, rather than null, in steps that don't define it.
+            given: what stands for other ``<...>`` of the name than the last, e.g. ``{"state": "exp_avg"}``.
         """
         spec = catalogue().get(name)
         if spec is None:
             raise ValueError(f"{name!r} is not in the catalogue of series")
+        for word, value in (given or {}).items():
+            name = name.replace(f"<{word}>", value)
+        if name != spec.name:
+            spec = dataclasses.replace(spec, name=name)
         if spec.subject is not None and subjects is None:
             raise ValueError(f"{name!r}: a subject for each value is needed")
         if name in self.series or self._frozen:
@@ -320,6 +331,12 @@ class Frame:
             where = part.offset + part.places
         self.values[where] = -values if part.reduce == "min" else values
         self.valid[where] = valid
+
+    def put(self, part: Part, values: Floats, indices: NDArray[np.int64]) -> None:
+        """Writes some of this rank's own values."""
+        at = part.offset + (indices if part.places is None else part.places[indices])
+        self.values[at] = -values if part.reduce == "min" else values
+        self.valid[at] = True
 
     def get(self, part: Part) -> tuple[Floats, Flags]:
         """``(values, valid)`` of a part, all ranks' subjects, in its own sign."""

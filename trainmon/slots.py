@@ -13,6 +13,7 @@ from trainmon.probes.loss_parts import LossPartsProbe
 from trainmon.probes.optim import OptimProbe
 from trainmon.probes.throughput import ThroughputProbe
 from trainmon.probes.timing import TimingProbe
+from trainmon.probes.weights import WeightsProbe
 from trainmon.schedule import Schedule
 
 __all__ = ["Slot", "build_slots"]
@@ -86,6 +87,17 @@ def build_slots(config: TrainMonitorConfig) -> list[Slot]:
     if config.activations is not None:
         inner = config.activations
         add(ActivationsProbe(inner.flows, norm=inner.norm, absmax=inner.absmax, nonfinite=inner.nonfinite))
+    if config.weights is not None:
+        weights = config.weights
+        add(
+            WeightsProbe(
+                config.selection("weights"),
+                norm=weights.norm,
+                per_parameter=weights.per_parameter,
+                nonfinite=weights.nonfinite,
+                source=weights.source,
+            )
+        )
     if config.throughput is not None:
         add(ThroughputProbe(), always=True)
     if config.timing is not None:

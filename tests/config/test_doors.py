@@ -304,6 +304,8 @@ FULL: dict[str, Any] = {
                   "target": ["x"], "exclude": [], "invert": False},
     "activations": {"every": 5, "window": None, "forward": False, "backward": True, "input": True, "output": False,
                     "norm": False, "absmax": False, "nonfinite": False, "target": ["y"], "exclude": [], "invert": False},
+    "weights": {"every": 8, "window": None, "norm": False, "per_parameter": True, "nonfinite": False,
+                "source": "master", "target": ["y"], "exclude": [], "invert": False},
     "throughput": False, "timing": {"every": 5, "window": None},
     "comparison": {"every": 12, "outlier": 4.5},
     "sinks": {"log": {"every": 6, "progress": True, "file": False}, "jsonl": False,

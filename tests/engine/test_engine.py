@@ -239,7 +239,8 @@ def test_unwritable_output_directory_is_said_and_the_run_goes_on(
 
 
 def test_sections_switched_off_publish_nothing(tmp_path: Path) -> None:
-    run(monitor(tmp_path, loss=False, gradients=False, throughput=False, timing=False), [[(1.0, 1)]])
+    off = dict.fromkeys(("loss", "gradients", "weights", "throughput", "timing"), False)
+    run(monitor(tmp_path, **off), [[(1.0, 1)]])
     assert steps_of(tmp_path) == []
     run(monitor(tmp_path / "b", gradients=False, every=3), [[(float(s), 2)] for s in range(1, 8)])
     records = steps_of(tmp_path / "b")

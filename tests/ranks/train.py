@@ -19,7 +19,7 @@ def run(
     backend: Any = "auto",
     **keys: Any,
 ) -> dict[str, Any]:
-    """Trains on this rank, and returns the run's scalars by step and parameter norms by step (rank 0's).
+    """Trains on this rank, and returns the run's scalars by step and its tables by series, step and name (rank 0's).
 
     Args:
         kind: single, plain (ranks that don't communicate), ddp, fsdp1, fsdp2, tp, tp+fsdp2, pp, pp+ddp.
@@ -85,6 +85,7 @@ def run(
             "run_name": "r",
             "sinks": {"log": False},
             "gradients": {"per_parameter": True},
+            "weights": {"every": 1, "per_parameter": True},
             **keys,
         },
         counts_tokens=counts,
@@ -165,13 +166,13 @@ def read(directory: Path) -> dict[str, Any]:
 
     place = directory / "r/rank_0"
     records = [record for record in read_jsonl(place / "scalars.jsonl") if "step" in record]
-    norms: dict[int, dict[str, float]] = {}
-    for path in sorted((place / "tensors").glob("gradients_*.csv")):
+    rows: dict[tuple[str, int, str], float | None] = {}
+    for path in sorted((place / "tensors").glob("*.csv")):
         with path.open(newline="") as stream:
             for row in csv.DictReader(stream):
-                step = int(row.pop("step"))
-                norms.setdefault(step, {})[row["name"]] = row  # type: ignore[assignment]
-    return {"scalars": records, "norms": norms, "events": read_jsonl(place / "events.jsonl")}
+                step, name = int(row.pop("step")), row.pop("name")
+                rows |= {(series, step, name): float(cell) if cell else None for series, cell in row.items()}
+    return {"scalars": records, "rows": rows, "events": read_jsonl(place / "events.jsonl")}
 
 
 def run_with_other_sections(directory: str) -> str:

@@ -30,12 +30,17 @@ __all__ = [
     "ThroughputConfig",
     "TimingConfig",
     "TrainMonitorConfig",
+    "WeightsConfig",
     "Window",
 ]
 
 Patterns = tuple[re.Pattern[str], ...]
 
+
 _INHERIT = "; without it the top-level value holds"
+_SOURCE = (
+    "The optimizer's `master` copies, the `model`'s own weights; auto: master copies where there are some."
+)
 _STEP_ALIASES = ("step_interval",)  # MindFormers' monitor_config and msProbe, with the same meaning
 
 
@@ -149,6 +154,23 @@ class ActivationsConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class WeightsConfig:
+    """Weights: norms, and a scan for values that are not finite. Looked at after the update."""
+
+    every: int | None = key(10, "Every how many steps.", minimum=1, aliases=_STEP_ALIASES)
+    window: Window | None = key(None, f"The steps that are looked at{_INHERIT}.")
+    norm: bool = key(True, "The norm of all weights together.")
+    per_parameter: bool = key(False, "The norm of each selected parameter.")
+    nonfinite: bool = key(True, "Count NaN and infinite values, and name the first.")
+    source: Literal["auto", "master", "model"] = key("auto", _SOURCE)
+    target: Patterns | None = key(
+        None, f"Parameters to look at, by name{_INHERIT}.", single=True, nonempty=True
+    )
+    exclude: Patterns | None = key(None, f"Parameters to leave out, by name{_INHERIT}.", single=True)
+    invert: bool | None = key(None, f"Look at what `target` does not match{_INHERIT}.")
+
+
+@dataclass(frozen=True, slots=True)
 class ThroughputConfig:
     """Tokens and samples a second."""
 
@@ -256,7 +278,7 @@ class SinksConfig:
 
 @dataclass(frozen=True, slots=True)
 class TrainMonitorConfig:
-    """What a TrainMonitor does. Nothing is required: the defaults watch loss, gradients, throughput and time."""
+    """What a TrainMonitor does. Nothing is required: the defaults watch loss, gradients, weights, throughput and time."""
 
     output_dir: str = key("runs", "Directory of all runs; the run gets a directory of its own in it.")
     run_name: str | None = key(None, "Name of the run; null: made from date and time.")
@@ -273,6 +295,7 @@ class TrainMonitorConfig:
     loss: LossConfig | None = section(LossConfig(), "The loss.")
     gradients: GradientsConfig | None = section(GradientsConfig(), "Gradients.")
     activations: ActivationsConfig | None = section(None, "Activations.")
+    weights: WeightsConfig | None = section(WeightsConfig(), "Weights.")
     throughput: ThroughputConfig | None = section(ThroughputConfig(), "Throughput.")
     timing: TimingConfig | None = section(TimingConfig(), "Times.")
     comparison: ComparisonConfig | None = section(ComparisonConfig(), "Ranks compared with each other.")
@@ -282,12 +305,12 @@ class TrainMonitorConfig:
     )
 
     not_built: ClassVar[tuple[str, ...]] = (
-        *("weights", "moments", "updates", "spectral", "attention", "moe", "memory"),
+        *("moments", "updates", "spectral", "attention", "moe", "memory"),
         *("collectives", "profiler", "health", "checkpoint", "recovery", "overhead"),
     )
 
     def check(self) -> Iterator[tuple[str, str]]:
-        for name in ("gradients", "activations"):
+        for name in ("gradients", "weights", "activations"):
             part = getattr(self, name)
             if part is None:
                 continue
@@ -295,6 +318,8 @@ class TrainMonitorConfig:
             if selection.invert and selection.target is None:
                 where = f"{name}.invert" if part.invert else "invert"
                 yield where, "expected a target to invert: without one, nothing is left to look at"
+                if not part.invert:
+                    return
 
     def cadence(self, name: str) -> Cadence:
         """When a section (`"gradients"`) or sink (`"sinks.log"`) fires: its own keys, else the top-level ones.

@@ -9,27 +9,18 @@ that shows only clipped gradients but reports its own norm gives both, and the c
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trainmon.backend.base import Lazy
-from trainmon.events import GradsReady, Phase, StepBegin, StepEnd, TensorView
-from trainmon.findings import Finding, kinds_of
+from trainmon.events import GradsReady, Phase, StepBegin, StepEnd
 from trainmon.frame import Flags, Floats, Frame, Registry, root
-from trainmon.probes.base import ProbeContext, Sample
+from trainmon.probes.base import NonFiniteCount, ProbeContext, Rows, Sample, owned_flags
 
 __all__ = ["GradientsProbe"]
-
-
-def _total(nans: Floats, highs: Floats, lows: Floats, most: Floats) -> tuple[Floats, bool]:
-    """Over owners; but what only a replica has is never 0."""
-    return np.maximum(nans + highs + lows, most), True
-
 
 Column = tuple[Floats, Flags]
 
@@ -64,7 +55,7 @@ class _Seen:
     """What is kept of the gradients after the event: never a tensor, whose memory the host wants back."""
 
     names: Sequence[str]
-    owned: NDArray[np.bool_]  # whether this rank is the one that contributes the tensor
+    owned: Flags  # whether this rank is the one that contributes the tensor
     phase: Phase
     clip_norm: float | None
     scale: float
@@ -86,11 +77,10 @@ class GradientsProbe:
         self, selected: Any, *, norm: bool, per_parameter: bool, nonfinite: bool, clipped: bool
     ) -> None:
         self.stale = False
-        self._selected = selected
         self._norm, self._per_parameter = norm, per_parameter
         self._nonfinite, self._clipped = nonfinite, clipped
-        self._names: tuple[str, ...] = ()
-        self._index: dict[str, int] = {}
+        self._rows = Rows(selected)
+        self._count = NonFiniteCount("gradient", "backward", "grad")
         self._unseen_said = False
         self._reset()
 
@@ -101,10 +91,7 @@ class GradientsProbe:
     def begin(self, context: ProbeContext) -> None:
         self._context = context
         if context.begin.model is not None:
-            self._take_names(context.begin.model.parameter_names())
-
-    def _take_names(self, names: Sequence[str]) -> None:
-        self._names = tuple(name for name in names if name in self._selected)
+            self._rows.extend(context.begin.model.parameter_names())
 
     def register(self, registry: Registry) -> None:
         self.stale = False
@@ -118,22 +105,16 @@ class GradientsProbe:
             registry.add("grad/norm_clipped", (self._after,), root, probe=self.name)
             parts = (*norm, self._after, self._limit)
             registry.add("grad/clip_coef", parts, _clip_coefficient, probe=self.name, sees_null=True)
-        self._counts = tuple(
-            registry.part(f"grad.{kind}", "sum") for kind in ("n_nan", "n_posinf", "n_neginf")
-        )
-        self._any = registry.part("grad.any", "max")
-        if self._nonfinite:
-            registry.add("grad/nonfinite", (*self._counts, self._any), _total, probe=self.name)
+        self._count.register(registry, probe=self.name, published=self._nonfinite)
         self._table = None
-        self._index = {name: index for index, name in enumerate(self._names)}
         if self._per_parameter:
-            self._table = registry.part("grad.sumsq_tensor", "sum", subjects=self._names)
+            self._table = registry.part("grad.sumsq_tensor", "sum", subjects=self._rows.names)
             registry.add(
                 "grad/norm/<p>",
                 (self._table, self._square, self._scale, self._after, self._reported),
                 _norms,
                 probe=self.name,
-                subjects=self._names,
+                subjects=self._rows.names,
                 sees_null=True,
             )
 
@@ -145,9 +126,9 @@ class GradientsProbe:
         if event.phase == "reduced" or (event.phase == "clipped" and self._seen is None):
             scale = 1.0 if event.loss_scale is None else float(event.loss_scale)
             table = backend.summaries(view.tensors)
-            self._seen = _Seen(view.names, _owned(view), event.phase, event.clip_norm, scale, table)
+            self._seen = _Seen(view.names, owned_flags(view), event.phase, event.clip_norm, scale, table)
         elif event.phase == "clipped" and self._clipped:
-            owned = zip(view.tensors, _owned(view), strict=True)
+            owned = zip(view.tensors, owned_flags(view), strict=True)
             self._after_square = backend.square_sum([tensor for tensor, mine in owned if mine])
 
     def close(self, event: StepEnd) -> Sample:
@@ -181,34 +162,10 @@ class GradientsProbe:
         if seen.clip_norm is not None:
             frame.set(self._limit, seen.clip_norm)
         if self._table is not None:
-            for name, mine, own_square in zip(seen.names, seen.owned, table[:, 0], strict=True):
-                index = self._index.get(name)
-                if mine and index is not None:
-                    frame.set(self._table, float(own_square), index)
-        self._write_nonfinite(frame, step, seen, table)
-
-    def _write_nonfinite(self, frame: Frame, step: int, seen: _Seen, table: Floats) -> None:
-        for part, total in zip(self._counts, table[seen.owned, 2:5].sum(axis=0), strict=True):
-            frame.set(part, float(total))
-        frame.set(self._any, float(table[:, 2:5].sum()))
-        bad = np.flatnonzero(table[:, 2:5].any(axis=1))
-        if len(bad):
-            # Backward goes from the last parameters to the first.
-            first = int(bad[-1])
-            self._context.found(
-                Finding(
-                    step=step,
-                    stage="backward",
-                    quantity="gradient",
-                    name=seen.names[first],
-                    series="grad/nonfinite",
-                    call=len(table) - 1 - first,
-                    counts=kinds_of(table[first, 2:5].tolist()),
-                    index=None if math.isnan(table[first, 5]) else int(table[first, 5]),
-                    more=len(bad) - 1,
-                    note=seen.phase,
-                )
-            )
+            self._rows.write(frame, self._table, seen.names, table[:, 0], seen.owned)
+        finding = self._count.write(frame, step, seen.names, seen.owned, table, seen.phase)
+        if finding is not None:
+            self._context.found(finding)
 
     def _follow_parameters(self, step: int, seen: _Seen) -> None:
         """Parameters may come under way; they get their place from the next step on."""
@@ -221,13 +178,5 @@ class GradientsProbe:
                 "backward, or give grad_norm= to step_end(), for norms before clipping",
                 step=step,
             )
-        new = [name for name in seen.names if name not in self._index and name in self._selected]
-        if self._per_parameter and not set(new) <= set(self._names):
-            self._names = tuple(dict.fromkeys((*self._names, *new)))
+        if self._per_parameter and self._rows.extend(seen.names):
             self.stale = True
-
-
-def _owned(view: TensorView) -> NDArray[np.bool_]:
-    if not view.shards:
-        return np.ones(len(view), np.bool_)
-    return np.array([shard.owner for shard in view.shards], np.bool_)

@@ -19,7 +19,8 @@ import torch
 
 from trainmon.adapters.base import layout_from_environment
 from trainmon.adapters.torch_loop.inside import Inside
-from trainmon.adapters.torch_loop.parameters import OptimizerView, ParameterList
+from trainmon.adapters.torch_loop.optimizers import OptimizerView, optimizers_of
+from trainmon.adapters.torch_loop.parameters import ParameterList
 from trainmon.backend import Backend
 from trainmon.backend.determinism import reproduction
 from trainmon.backend.host import HostBackend
@@ -50,7 +51,7 @@ __all__ = ["TorchLoop", "attach"]
 
 def attach(
     model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: Any,
     config: Any = None,
     *,
     total_steps: int | None = None,
@@ -68,7 +69,8 @@ def attach(
 
     Args:
         model: its trainable parameters give names and gradients.
-        optimizer: gives learning rates and the moment of the update.
+        optimizer: gives learning rates, moments and the time of the update: a torch optimizer, a list of them, or a
+            wrapper that holds one as ``.optimizer`` or several as ``.optimizers`` (Accelerate, torchtitan ...).
         config: path of a YAML or JSON file (a host's, with ``callbacks:``, or trainmon's own), a mapping, or None for
             the defaults.
         total_steps: last step, for progress and the time left.
@@ -82,6 +84,7 @@ def attach(
 
     Raises:
         ConfigError: the configuration is wrong; nothing has begun.
+        TypeError: no torch optimizer is found in ``optimizer``.
         ValueError: the ranks measure different things.
     """
     monitor = TrainMonitor(config, **overrides)
@@ -138,7 +141,7 @@ class TorchLoop:
     def __init__(
         self,
         model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizer: Any,
         monitor: TrainMonitor,
         begin: TrainBegin,
         backend: Backend,
@@ -146,8 +149,8 @@ class TorchLoop:
     ) -> None:
         self.monitor = monitor
         self._optimizer = optimizer
-        self._view = OptimizerView(optimizer)
         self._list = ParameterList(model, optimizer)
+        self._view = OptimizerView(optimizer, self._list)
         self._step = begin.resumed_step + 1
         self._micro = 0
         self._stepped = False
@@ -155,13 +158,10 @@ class TorchLoop:
         self._partial_said = False
         self._handles: list[Any] = []
         self._inside = Inside(model, monitor, lambda: self._micro)
+        self._hooked: list[torch.optim.Optimizer] = []
         begin = replace(begin, model=self._list, optimizer=self._view, observed=self._inside.observed)
         monitor.begin(begin, backend, group)
-        if monitor.listens(GradsReady):
-            self._handles = [
-                optimizer.register_step_pre_hook(self._before_update),
-                optimizer.register_step_post_hook(self._after_update),
-            ]
+        self._hook_optimizers()
         self._inside.install(begin.resumed_step)
         self._begin_step()
 
@@ -265,6 +265,7 @@ class TorchLoop:
             ),
         )
         self._watch_optimizer()
+        self._hook_optimizers()
         self._step += 1
         self._begin_step()
 
@@ -304,9 +305,25 @@ class TorchLoop:
 
     def _remove_hooks(self) -> None:
         self._inside.remove()
+        self._unhook()
+
+    def _hook_optimizers(self) -> None:
+        """On those that do the work; a wrapper may have made them anew."""
+        if not any(self.monitor.listens(kind) for kind in (GradsReady, OptimizerBegin, OptimizerEnd)):
+            return
+        inner = optimizers_of(self._optimizer)
+        if [id(one) for one in inner] == [id(one) for one in self._hooked]:
+            return
+        self._unhook()
+        self._hooked = inner
+        for one in inner:
+            self._handles.append(one.register_step_pre_hook(self._before_update))
+            self._handles.append(one.register_step_post_hook(self._after_update))
+
+    def _unhook(self) -> None:
         for handle in self._handles:
             handle.remove()
-        self._handles = []
+        self._handles, self._hooked = [], []
 
     def _begin_step(self) -> None:
         self._micro, self._stepped = 0, False
@@ -335,6 +352,8 @@ class TorchLoop:
             )
 
     def _before_update(self, *_arguments: Any) -> None:
+        if self._stepped and len(self._hooked) > 1:
+            return  # the next of a chain
         self._stepped = True
         self.monitor.handle(OptimizerBegin(time.perf_counter()))
         self._gradients("clipped", None, None)

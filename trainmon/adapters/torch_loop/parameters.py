@@ -1,16 +1,18 @@
-"""What the engine may ask of a torch model and its optimizer: names, pieces, gradients, learning rates."""
+"""What the engine may ask of a torch model: names of parameters, this rank's pieces of them and of their gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
+from typing import Any
 
 import torch
 
 from trainmon.adapters.base import plain_name
-from trainmon.adapters.torch_loop.shards import FlatShards, is_partial, local
+from trainmon.adapters.torch_loop.optimizers import optimizers_of, slots_of
+from trainmon.adapters.torch_loop.shards import FlatShards, gathered, is_partial, local, place
 from trainmon.events import ShardInfo, TensorView
 
-__all__ = ["OptimizerView", "ParameterList"]
+__all__ = ["ParameterList"]
 
 #: The whole model is listed anew every so many steps, so that replaced modules are found too.
 _RELIST_EVERY = 100
@@ -18,46 +20,63 @@ _RELIST_EVERY = 100
 OWNED, REPLICA = ShardInfo(), ShardInfo(owner=False)
 
 
-class OptimizerView:
-    """Learning rates by group, read when asked."""
-
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self._optimizer = optimizer
-
-    def learning_rates(self) -> Mapping[str, float]:
-        return {
-            str(group.get("name", index)): group["lr"]
-            for index, group in enumerate(self._optimizer.param_groups)
-            if group.get("lr") is not None  # some optimizers find their own
-        }
-
-
 class ParameterList:
-    """The trainable parameters by name, cached; looked up anew when the optimizer's groups change."""
+    """The trainable parameters by name, cached; looked up anew when the optimizer's groups change.
 
-    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    A loop may give the optimizer copies of all parameters in higher precision, in the model's order: such masters go by
+    the names of the parameters they stand for.
+
+    Args:
+        model: names come from it, without wrapper prefixes.
+        optimizer: one, a list or a wrapper; what it updates beside the model's parameters gets a name by position.
+    """
+
+    def __init__(self, model: torch.nn.Module, optimizer: Any) -> None:
         self._model, self._optimizer = model, optimizer
         self._signature: tuple[int, ...] = ()
         self._age = 0
         self._owned: Collection[str] | None = None  # None: all
+        self._masters: dict[int, torch.nn.Parameter] = {}  # by the id of the model's parameter
+        self._places: list[ShardInfo] = []
         self.partial: str | None = None
+        self.names: list[str] = []
+        self.parameters: list[torch.nn.Parameter] = []
         self._relist()
 
     def _relist(self) -> None:
-        named = {
-            id(p): (plain_name(name), p) for name, p in self._model.named_parameters() if p.requires_grad
-        }
-        for index, group in enumerate(self._optimizer.param_groups):
-            for position, parameter in enumerate(group["params"]):
-                named.setdefault(id(parameter), (f"optimizer.{index}.{position}", parameter))
+        before = dict(zip(self.names, self.parameters, strict=True))
+        named: dict[int, tuple[str, torch.nn.Parameter]] = {}
+        for full_name, parameter in self._model.named_parameters():
+            if parameter.requires_grad:
+                name = plain_name(full_name)
+                # Between FSDP2's forward and backward the model shows gathered parameters: the optimizer has the shards.
+                shard = before.get(name)
+                own = shard if shard is not None and gathered(parameter, shard) else parameter
+                named[id(own)] = name, own
+        frozen = {id(parameter) for parameter in self._model.parameters() if not parameter.requires_grad}
+        slots = {id(parameter): (name, parameter) for name, parameter, _ in slots_of(self._inner())}
+        self._masters = _pair(list(named.values()), list(slots.values()))
+        copies = {id(master) for master in self._masters.values()}
+        for key, slot in slots.items():
+            if key not in copies and key not in frozen:
+                named.setdefault(key, slot)
         self.names = [name for name, _ in named.values()]
         self.parameters = [parameter for _, parameter in named.values()]
+        self._name_of = {key: name for key, (name, _) in named.items()}
+        self._master_ids = copies
+        for key, master in self._masters.items():
+            self._name_of[id(master)] = self._name_of[key]
+        self._places = []
+
+    def _inner(self) -> list[torch.optim.Optimizer]:
+        return optimizers_of(self._optimizer)
 
     def refresh(self) -> None:
         """Once a step; cheap unless something changed."""
         signature = tuple(
             value
-            for group in self._optimizer.param_groups
+            for optimizer in self._inner()
+            for group in optimizer.param_groups
             for value in (id(group["params"]), len(group["params"]))
         )
         self._age += 1
@@ -74,25 +93,72 @@ class ParameterList:
 
     def take_owners(self, owned: Collection[str]) -> None:
         self._owned = owned
+        self._places = []
+
+    def known(self, parameter: torch.nn.Parameter) -> tuple[str, ShardInfo] | None:
+        """Name and ownership of a trainable parameter or of its master; None for any other."""
+        name = self._name_of.get(id(parameter))
+        if name is None:
+            return None
+        return name, OWNED if self._owned is None or name in self._owned else REPLICA
+
+    def master(self, parameter: torch.nn.Parameter) -> bool:
+        """Whether this is a master that the optimizer updates in a parameter's stead."""
+        return id(parameter) in self._master_ids
+
+    def weights(self) -> TensorView:
+        """This rank's pieces; meta tensors hold nothing and are left out."""
+        self.refresh()
+        if len(self._places) != len(self.names):
+            owned = [self._owned is None or name in self._owned for name in self.names]
+            self._places = [place(*one) for one in zip(self.parameters, owned, strict=True)]
+        names, tensors, shards = self.names, self.parameters, self._places
+        real = [index for index, parameter in enumerate(tensors) if not parameter.is_meta]
+        if len(real) < len(tensors):
+            names, tensors = [names[index] for index in real], [tensors[index] for index in real]
+            shards = [shards[index] for index in real]
+        with torch.no_grad():
+            return TensorView(names, [local(parameter) for parameter in tensors], shards)
 
     def gradients(self) -> TensorView:
-        """Gradients that are there, this rank's pieces, as dense tensors. Meta tensors hold nothing and are left out, and
-        so is what is still a summand, whose norm says nothing; ``partial`` names one."""
+        """Gradients that are there, this rank's pieces, as dense tensors; a master's where there is one. Meta tensors
+        hold nothing and are left out, and so is what is still a summand, whose norm says nothing; ``partial`` names
+        one."""
         names: list[str] = []
         tensors: list[torch.Tensor] = []
         shards: list[ShardInfo] = []
         for name, parameter in zip(self.names, self.parameters, strict=True):
             gradient = parameter.grad
+            if self._masters and (master := self._masters.get(id(parameter))) is not None:
+                gradient = gradient if master.grad is None else master.grad
             if gradient is None or gradient.is_meta:
                 continue
             if is_partial(gradient):
                 self.partial = name
                 continue
-            gradient = local(gradient)
-            if gradient.is_sparse:
-                gradient = gradient.coalesce().values()
             names.append(name)
-            tensors.append(gradient)
+            tensors.append(dense(gradient))
             if self._owned is not None:
                 shards.append(OWNED if name in self._owned else REPLICA)
         return TensorView(names, tensors, shards)
+
+
+def dense(gradient: torch.Tensor) -> torch.Tensor:
+    """This rank's piece of a gradient; of a sparse one its entries, each row once."""
+    gradient = local(gradient)
+    return gradient.coalesce().values() if gradient.is_sparse else gradient
+
+
+Named = tuple[str, torch.nn.Parameter]
+
+
+def _pair(model: Sequence[Named], optimizer: Sequence[Named]) -> dict[int, torch.nn.Parameter]:
+    """Masters by the id of the model's parameter: if the optimizer updates none of the model's but as many of the same
+    shapes, in the same order."""
+    own = {id(parameter) for _, parameter in model}
+    others = [parameter for _, parameter in optimizer]
+    if len(own) != len(others) or any(id(parameter) in own for parameter in others):
+        return {}
+    if any(mine.shape != other.shape for (_, mine), other in zip(model, others, strict=True)):
+        return {}
+    return {id(mine): other for (_, mine), other in zip(model, others, strict=True)}

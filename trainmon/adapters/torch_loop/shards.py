@@ -11,7 +11,20 @@ from typing import Any
 
 import torch
 
-__all__ = ["FlatShards", "is_partial", "local", "piece"]
+from trainmon.events import ShardInfo
+
+__all__ = [
+    "FlatShards",
+    "gathered",
+    "is_partial",
+    "local",
+    "owns_by_coordinate",
+    "piece",
+    "place",
+    "same_piece",
+]
+
+_WHOLE = {True: ShardInfo(), False: ShardInfo(owner=False)}
 
 
 def _is_dtensor(tensor: Any) -> bool:
@@ -30,18 +43,57 @@ def is_partial(tensor: torch.Tensor) -> bool:
     return _is_dtensor(tensor) and any(placement.is_partial() for placement in tensor.placements)  # type: ignore[attr-defined]
 
 
-def piece(tensor: torch.Tensor) -> str:
-    """Where this rank's piece begins in the whole tensor, and its shape; "whole" for a plain tensor."""
+def gathered(tensor: torch.Tensor, shard: torch.Tensor) -> bool:
+    """Whether ``tensor`` is the whole of which FSDP2 has ``shard``."""
+    return _is_dtensor(shard) and not _is_dtensor(tensor) and tensor.shape == shard.shape
+
+
+def same_piece(tensor: torch.Tensor, parameter: torch.Tensor) -> bool:
+    """Whether a rank's part of ``tensor`` lies where its part of ``parameter`` does."""
+    if not _is_dtensor(parameter):
+        return True
     if not _is_dtensor(tensor):
-        return "whole"
+        return tensor.shape == local(parameter).shape
+    return tensor.shape == parameter.shape and tensor.placements == parameter.placements  # type: ignore[attr-defined]
+
+
+def owns_by_coordinate(tensor: torch.Tensor, otherwise: bool) -> bool:
+    """Whether this rank is the first of those that hold the same piece of a DTensor, over its mesh."""
+    if not _is_dtensor(tensor):
+        return otherwise
+    at = tensor.device_mesh.get_coordinate() or ()  # type: ignore[attr-defined]
+    return all(
+        placement.is_shard() or not index
+        for placement, index in zip(tensor.placements, at, strict=True)  # type: ignore[attr-defined]
+    )
+
+
+def place(tensor: torch.Tensor, owner: bool) -> ShardInfo:
+    """What is known of this rank's piece, and whether it contributes it."""
+    if not _is_dtensor(tensor):
+        return _WHOLE[owner]
+    _, start = _bounds(tensor)
+    return ShardInfo(owner=owner, start=start, whole=tuple(tensor.shape))
+
+
+def _bounds(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shape and start of this rank's piece of a DTensor."""
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-    shape, offset = compute_local_shape_and_global_offset(
+    shape, start = compute_local_shape_and_global_offset(
         tensor.shape,
         tensor.device_mesh,  # type: ignore[attr-defined]
         tensor.placements,  # type: ignore[attr-defined]
     )
-    return f"{tuple(offset)} {tuple(shape)}"
+    return tuple(shape), tuple(start)
+
+
+def piece(tensor: torch.Tensor) -> str:
+    """Where this rank's piece begins in the whole tensor, and its shape; "whole" for a plain tensor."""
+    if not _is_dtensor(tensor):
+        return "whole"
+    shape, start = _bounds(tensor)
+    return f"{start} {shape}"
 
 
 class FlatShards:

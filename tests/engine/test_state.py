@@ -1,0 +1,173 @@
+"""Weights, moments, updates of real torch models and optimizers, against torch's own numbers."""
+
+from __future__ import annotations
+
+import csv
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the torch adapter needs torch")
+
+import trainmon  # noqa: E402
+from trainmon.sinks.jsonl import read_jsonl  # noqa: E402
+
+BACKENDS = ("host", "torch")
+
+
+def attach(tmp_path: Path, model: Any, optimizer: Any, backend: Any = "auto", **keys: Any) -> Any:
+    off = dict.fromkeys(("loss", "gradients", "weights", "throughput", "timing"), False)
+    config = {"output_dir": str(tmp_path), "run_name": "r", "sinks": {"log": False}, **off, **keys}
+    return trainmon.attach(model, optimizer, config, backend=backend)
+
+
+def records(tmp_path: Path) -> list[dict[str, Any]]:
+    return [record for record in read_jsonl(tmp_path / "r/rank_0/scalars.jsonl") if "step" in record]
+
+
+def said(tmp_path: Path, kind: str) -> list[dict[str, Any]]:
+    return [event for event in read_jsonl(tmp_path / "r/rank_0/events.jsonl") if event.get("kind") == kind]
+
+
+def tables(tmp_path: Path, probe: str) -> dict[tuple[int, str], dict[str, float | None]]:
+    """By step and name; an empty cell is None."""
+    found: dict[tuple[int, str], dict[str, float | None]] = {}
+    for path in sorted((tmp_path / "r/rank_0/tensors").glob(f"{probe}_*.csv")):
+        with path.open(newline="") as stream:
+            for row in csv.DictReader(stream):
+                key = int(row.pop("step")), row.pop("name")
+                found[key] = {name: float(cell) if cell else None for name, cell in row.items()}
+    return found
+
+
+def make(seed: int = 0, dtype: Any = None) -> Any:
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Tanh(), torch.nn.Linear(5, 2))
+    return model.to(dtype) if dtype is not None else model
+
+
+def step(model: Any, optimizer: Any, seed: int = 0) -> None:
+    torch.manual_seed(seed)
+    dtype = next(model.parameters()).dtype
+    model(torch.randn(4, 6, dtype=dtype)).square().mean().backward()
+    for one in optimizer if isinstance(optimizer, list) else [optimizer]:
+        one.step()
+        one.zero_grad()
+
+
+def norm(tensors: Any) -> float:
+    return math.sqrt(sum(float(tensor.detach().double().square().sum()) for tensor in tensors))
+
+
+# ---- weights ----
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_weight_norms_are_those_after_the_update(tmp_path: Path, backend: str) -> None:
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    weights = {"every": 1, "per_parameter": True, "target": "weight$"}
+    truth, rows = [], {}
+    with attach(tmp_path, model, optimizer, backend, weights=weights) as mon:
+        for number in (1, 2, 3):
+            step(model, optimizer, number)
+            mon.step_end()
+            truth.append(norm(model.parameters()))
+            rows.update({(number, n): norm([p]) for n, p in model.named_parameters() if "weight" in n})
+    assert [record["weight/norm"] for record in records(tmp_path)] == pytest.approx(truth, rel=1e-12)
+    assert [record["weight/nonfinite"] for record in records(tmp_path)] == [0, 0, 0]
+    found = {key: row["weight/norm"] for key, row in tables(tmp_path, "weights").items()}
+    assert found == pytest.approx(rows, rel=1e-12)
+
+
+def test_weights_are_watched_by_default_every_tenth_step(tmp_path: Path) -> None:
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with trainmon.attach(
+        model, optimizer, {"output_dir": str(tmp_path), "run_name": "r", "sinks": {"log": False}}
+    ) as mon:
+        for number in range(1, 22):
+            step(model, optimizer, number)
+            if number == 15:
+                with torch.no_grad():
+                    model[2].weight[1, 2] = float("inf")
+                    model[2].bias[0] = float("nan")
+            mon.step_end()
+    shown = {
+        record["step"]: record["weight/nonfinite"] for record in records(tmp_path) if "weight/norm" in record
+    }
+    assert list(shown) == [1, 10, 20]
+    assert shown[1] == shown[10] == 0 and shown[20] > 1
+    (event,) = said(tmp_path, "nonfinite_weight")
+    assert event["step"] == 20 and event["level"] == "warning"
+    assert event["text"].startswith("weight of 0.weight is not finite at step 20"), "the update spread it"
+    assert event["data"]["index"] == 0 and event["data"]["tensors"] == 4
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_first_bad_weight_is_named_with_its_index(tmp_path: Path, backend: str) -> None:
+    model = make()
+    with attach(tmp_path, model, torch.optim.SGD(model.parameters()), backend, weights={"every": 1}) as mon:
+        for number in (1, 2, 3):
+            with torch.no_grad():
+                model[2].weight[1, 2] = -float("inf") if number == 2 else 1.0
+            mon.step_end()
+    assert [record["weight/nonfinite"] for record in records(tmp_path)] == [0, 1, 0]
+    (event,) = said(tmp_path, "nonfinite_weight")
+    index = 7 if backend == "host" else None
+    assert event["data"] == {"name": "2.weight", "index": index, "counts": {"-inf": 1}, "tensors": 1}
+    (after,) = said(tmp_path, "finite_weight")
+    assert after["step"] == 3
+
+
+def test_tied_frozen_meta_and_added_parameters(tmp_path: Path) -> None:
+    model = make()
+    model.add_module("tied", torch.nn.Linear(5, 2))
+    model.tied.weight = model[2].weight
+    model.add_module("nowhere", torch.nn.Linear(3, 3, device="meta"))
+    model[0].bias.requires_grad_(False)
+    optimizer = torch.optim.SGD([p for p in model.parameters() if not p.is_meta], lr=0.1)
+    with attach(tmp_path, model, optimizer, weights={"every": 1, "per_parameter": True}) as mon:
+        mon.step_end()
+        model.append(torch.nn.Linear(2, 2))
+        optimizer.add_param_group({"params": model[-1].parameters()})
+        mon.step_end()
+    first, second = ({name for number, name in tables(tmp_path, "weights") if number == n} for n in (1, 2))
+    rows = tables(tmp_path, "weights")
+    assert first == {"0.weight", "2.weight", "2.bias", "tied.bias", "nowhere.weight", "nowhere.bias"}
+    assert rows[1, "nowhere.weight"]["weight/norm"] is None
+    assert len(second - first) == 2
+    kept = [model[0].weight, *model[2].parameters(), model.tied.bias]
+    added = list(optimizer.param_groups[1]["params"])
+    truth = [norm(kept), norm([*kept, *added])]
+    assert [record["weight/norm"] for record in records(tmp_path)] == pytest.approx(truth, rel=1e-12)
+
+
+def test_masters_that_the_loop_keeps_go_by_the_names_of_the_model(tmp_path: Path) -> None:
+    model = make(dtype=torch.bfloat16)
+    masters = [p.detach().float().requires_grad_() for p in model.parameters()]
+    optimizer = torch.optim.SGD(masters, lr=1e-4)
+    truth: dict[str, list[float]] = {"auto": [], "model": []}
+    for source, norms in truth.items():
+        with attach(
+            tmp_path / source, model, optimizer, weights={"every": 1, "per_parameter": True, "source": source}
+        ) as mon:
+            for _ in (1, 2):
+                model(torch.randn(4, 6, dtype=torch.bfloat16)).square().mean().backward()
+                for master, own in zip(masters, model.parameters(), strict=True):
+                    master.grad, own.grad = own.grad.float(), None
+                optimizer.step()
+                with torch.no_grad():
+                    for master, own in zip(masters, model.parameters(), strict=True):
+                        own.copy_(master)
+                mon.step_end()
+                norms.append(norm(masters if source == "auto" else model.parameters()))
+        shown = [record["weight/norm"] for record in records(tmp_path / source)]
+        assert shown == pytest.approx(norms, rel=1e-12)
+        names = {name for _, name in tables(tmp_path / source, "weights")}
+        assert names == {name for name, _ in model.named_parameters()}
+    (event,) = said(tmp_path / "auto", "weights_source")
+    assert event["data"] == {"masters": 4}
+    assert not said(tmp_path / "model", "weights_source")
