@@ -432,7 +432,7 @@ class TrainMonitor:
         else:
             for told in report.messages:
                 self._say(told)
-        self._say_everywhere(self._episode.follow(pending.event.step, findings))
+        self._say_everywhere(self._episode.follow(pending.event.step, findings, self._looked(pending.due)))
         if report.merging is not None and merged and stale:
             self._register()
 
@@ -477,6 +477,11 @@ class TrainMonitor:
             for told in messages:
                 self._say(told)
         return found_together(everybody)
+
+    def _looked(self, due: frozenset[str]) -> Callable[[str], bool]:
+        """Whether a series belongs to a probe that is due; one that is not published is asked for no longer."""
+        series = self._registry.series
+        return lambda name: name not in series or series[name].probe in due
 
     def _say_everywhere(self, messages: Sequence[Told]) -> None:
         """What every rank has come to by itself; those that write say it."""

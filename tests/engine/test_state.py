@@ -123,6 +123,21 @@ def test_the_first_bad_weight_is_named_with_its_index(tmp_path: Path, backend: s
     assert after["step"] == 3
 
 
+def test_a_bad_weight_is_not_said_to_be_finite_before_it_was_looked_at_again(tmp_path: Path) -> None:
+    model = make()
+    idle = torch.nn.Parameter(torch.zeros(3))
+    model.register_parameter("idle", idle)
+    with attach(
+        tmp_path, model, torch.optim.SGD(model.parameters()), gradients=True, weights={"every": 3}
+    ) as mon:
+        for number in range(1, 10):
+            with torch.no_grad():
+                idle[1] = float("nan") if number == 3 else 0.0
+            mon.step_end()
+    assert [event["step"] for event in said(tmp_path, "nonfinite_weight")] == [3]
+    assert [event["step"] for event in said(tmp_path, "finite_again")] == [6]
+
+
 def test_tied_frozen_meta_and_added_parameters(tmp_path: Path) -> None:
     model = make()
     model.add_module("tied", torch.nn.Linear(5, 2))

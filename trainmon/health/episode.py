@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from trainmon.findings import Finding
 from trainmon.health.cause import Cause, first_cause
@@ -22,14 +22,23 @@ class Episode:
     def __init__(self, world: int) -> None:
         self._world = world
         self._told: set[str] = set()
+        self._bad: set[str] = set()  # series that were not finite when last looked at
         self.since: int | None = None
         self.cause: Cause | None = None
 
-    def follow(self, step: int, findings: Sequence[Finding]) -> list[Told]:
+    def follow(
+        self, step: int, findings: Sequence[Finding], looked: Callable[[str], bool] = lambda series: True
+    ) -> list[Told]:
         """Takes the findings of one step; returns what is to be said: the first cause, later each kind of quantity that
-        the values have spread to, in the end that it is over."""
+        the values have spread to, in the end that it is over.
+
+        Args:
+            looked: whether a series was looked at in this step: what was bad is so until it has been.
+        """
+        self._bad = {series for series in self._bad if not looked(series)}
+        self._bad.update(finding.series for finding in findings)
         if not findings:
-            return self._end(step)
+            return [] if self._bad else self._end(step)
         new = [finding for finding in findings if finding.quantity not in self._told]
         self._told.update(finding.quantity for finding in findings)
         if not new:
@@ -53,4 +62,4 @@ class Episode:
     def restart(self) -> None:
         """The step went back."""
         self.since = self.cause = None
-        self._told = set()
+        self._told, self._bad = set(), set()

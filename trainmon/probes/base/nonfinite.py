@@ -42,7 +42,7 @@ class NonFiniteCount:
     def write(
         self, frame: Frame, step: int, names: Sequence[str], owned: Flags, table: Floats, note: str = ""
     ) -> Finding | None:
-        """Enters the counts. Returns what is not finite, if anything is: the tensor that came first in the computation."""
+        """Enters the counts. Returns what is not finite: the tensor that came first in the computation."""
         for part, total in zip(self._counts, table[owned, 2:5].sum(axis=0), strict=True):
             frame.set(part, float(total))
         frame.set(self._any, float(table[:, 2:5].sum()))
