@@ -17,10 +17,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from hashlib import blake2b
 from typing import Any, Literal, TypeVar
-
-import numpy as np
 
 from trainmon.backend import Backend, Lazy, PackedRead
 from trainmon.backend.host import HostBackend
@@ -40,8 +37,10 @@ from trainmon.findings import Finding
 from trainmon.frame import Floats, Frame, Registry, ratio
 from trainmon.health.episode import Episode
 from trainmon.messages import Told, found_together, pack_messages, together
+from trainmon.pieces import share_pieces
 from trainmon.probes.base import ProbeContext, Sample
 from trainmon.rankwise import RankWise
+from trainmon.replicas import Check, Replicas
 from trainmon.run import Run
 from trainmon.signals import TerminationHook
 from trainmon.slots import Slot, build_slots
@@ -74,6 +73,7 @@ class _Pending:
     read: PackedRead
     samples: list[tuple[Slot, Sample]]
     due: frozenset[str]  # the same on all ranks
+    check: Check | None  # of replicas, whose prints are the last value read
     wall_time: float
     elapsed: float
     overhead_ns: int
@@ -96,7 +96,6 @@ class TrainMonitor:
 
     Args:
         config: path of a YAML or JSON file, a mapping, a :class:`~trainmon.config.TrainMonitorConfig`, or None.
-        bridge: an object with ``log(dict, step)`` that is handed each step's numbers; on ranks that write.
         **overrides: top-level keys; they beat the file.
 
     Attributes:
@@ -108,20 +107,20 @@ class TrainMonitor:
         ConfigError: the configuration is wrong; all problems at once, before anything has begun.
     """
 
-    def __init__(self, config: Any = None, *, bridge: Any = None, **overrides: Any) -> None:
+    def __init__(self, config: Any = None, **overrides: Any) -> None:
         self.config: TrainMonitorConfig = load_config(config, **overrides)
         self.overhead_ns = 0
         self.step = 0
         self._slots = build_slots(self.config)
         self._listeners: dict[type, list[tuple[Slot, Any]]] = {}
         self._run: Run | None = None
-        self._bridge = bridge
         self._backend: Backend = HostBackend()
         self._group: Group = Single()
         self._alone = False  # the group is lost
         self._pending: _Pending | None = None
         self._report: _Report | None = None
         self._rankwise: RankWise | None = None
+        self._replicas: Replicas | None = None
         self._outbox: list[Told] = []
         self._findings: list[Finding] = []
         self._summary = Summary()
@@ -159,9 +158,11 @@ class TrainMonitor:
             slot.probe.begin(context)
         if self.config.comparison is not None and self._group.size > 1:
             self._rankwise = RankWise(self.config.comparison, self._group)
+        if self.config.replicas is not None and self._group.size > 1 and event.model is not None:
+            self._replicas = Replicas(self.config.replicas, self._group, self._backend)
         self._register()
         units = {series.name: series.spec.unit for series in self._registry.series.values()}
-        self._run = Run(self.config, event, units, event.host, share=self._of_rank_0, bridge=self._bridge)
+        self._run = Run(self.config, event, units, event.host)
         self._summary.directory = self._run.info.directory
         self._listen()
         closer = weakref.WeakMethod(self.close)
@@ -177,16 +178,6 @@ class TrainMonitor:
                 step=self.step,
             )
         self.overhead_ns += time.perf_counter_ns() - entered
-
-    def _of_rank_0(self, message: bytes) -> bytes:
-        """What rank 0 has to say to all; each rank's own where they can't be asked."""
-        if not self._merges:
-            return message
-        try:
-            return self._group.exchange(message)[0]
-        except Lost as lost:
-            self._lose(lost)
-            return message
 
     def handle(self, event: Event) -> None:
         """Takes an event. Nothing that goes wrong in here reaches the caller."""
@@ -298,7 +289,7 @@ class TrainMonitor:
                     "probes_switched_off": switched_off,
                 },
             )
-            self._summary.switched_off = (*switched_off, *self._run.switched_off)
+            self._summary.switched_off = (*switched_off, *self._run.writer.switched_off)
         except Exception as error:
             self._internal_error(error)
         finally:
@@ -341,6 +332,10 @@ class TrainMonitor:
         if self._group.size == 1 and any(slot.probe.stale for slot in self._slots if not slot.off):
             self._register()
         lazies: list[Lazy] = [lazy for _, sample in samples for lazy in sample.lazies]
+        due = frozenset(slot.probe.name for slot in self._slots if slot.due)
+        check = self._look_at_replicas(event.step) if due else None
+        if check is not None:
+            lazies.append(check.prints)
         seconds = None if self._step_began is None else event.time - self._step_began
         spent = self.overhead_ns - self._overhead_marked
         self._overhead_marked = self.overhead_ns
@@ -348,7 +343,8 @@ class TrainMonitor:
             event=event,
             read=self._backend.read(lazies),
             samples=samples,
-            due=frozenset(slot.probe.name for slot in self._slots if slot.due),
+            due=due,
+            check=check,
             wall_time=time.time(),
             elapsed=time.perf_counter() - self._began,
             overhead_ns=spent,
@@ -404,6 +400,8 @@ class TrainMonitor:
                 merging = self._group.merge(*frame.pack())
                 if self._rankwise is not None:
                     self._rankwise.start(frame)
+                if self._replicas is not None and pending.check is not None:
+                    self._replicas.start(pending.check, values[-1])
             except Lost as lost:
                 self._lose(lost)
         self._report = _Report(pending, frame, merging, messages, findings)
@@ -427,6 +425,7 @@ class TrainMonitor:
         else:
             frame.forget_shared()
         spreads = self._compare(merged)
+        self._check_replicas(merged)
         switched_off = {slot.probe.name for slot in self._slots if slot.off}
         snapshot = frame.snapshot(
             wall_time=pending.wall_time,
@@ -437,7 +436,7 @@ class TrainMonitor:
         )
         stale, alarm = (frame.get(part)[0][0] > 0 for part in (self._stale, self._alarm))
         self._summary.add(snapshot)
-        self._run.put(snapshot)
+        self._run.writer.put(snapshot)
         findings = report.findings
         if report.merging is not None and merged and alarm:
             findings = self._tell(report.messages, findings)
@@ -473,6 +472,24 @@ class TrainMonitor:
             return {}
         self._say_everywhere([_stands_out(*one, self.step) for one in self._rankwise.stand_out(spreads)])
         return spreads
+
+    def _look_at_replicas(self, step: int) -> Check | None:
+        model = self._begin_event.model
+        if self._replicas is None or model is None or not self._merges:
+            return None
+        return self._replicas.look(step, model)
+
+    def _check_replicas(self, merged: bool) -> None:
+        if self._replicas is None:
+            return
+        try:
+            mismatches = self._replicas.finish(merged)
+        except Lost as lost:
+            self._lose(lost)
+            return
+        for one in mismatches:
+            told = Told("error", "replicas_differ", str(one), one.step, asdict(one))
+            self._say(told) if self._group.rank == 0 else self._outbox.append(told)
 
     def _tell(self, messages: list[Told], findings: list[Finding]) -> list[Finding]:
         """Some rank has something to say: rank 0 says it for all of them. Returns the findings of all ranks."""
@@ -545,20 +562,13 @@ class TrainMonitor:
         model = self._begin_event.model
         if model is None or not self._merges:
             return
-        names = model.parameter_names()
-        held = [f"{name} {piece}" for name, piece in zip(names, model.pieces(), strict=True)]
-        keys = np.array(
-            [int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little") for text in held],
-            np.uint64,
-        )
         try:
-            everybody = self._group.exchange(keys.tobytes())
+            pieces = share_pieces(model, self._group)
         except Lost as lost:
             self._lose(lost)
             return
-        lower = [np.frombuffer(packed, np.uint64) for packed in everybody[: self._group.rank]]
-        replicas = np.isin(keys, np.concatenate(lower)) if lower else np.zeros(len(keys), np.bool_)
-        model.take_owners({name for name, copy in zip(names, replicas.tolist(), strict=True) if not copy})
+        if self._replicas is not None:
+            self._replicas.register(model.parameter_names(), pieces)
 
     def _listen(self) -> None:
         for kind in Event.__args__:

@@ -73,6 +73,11 @@ class Backend(Protocol):
         """
         ...
 
+    def fingerprints(self, tensors: Sequence[Any]) -> Lazy:
+        """64 bits of each tensor's bytes as two numbers below 2^32, shape ``[len(tensors), 2]``; equal for equal bits.
+        Tensors of a device are copied to the host beside its work."""
+        ...
+
     def scalar(self, value: Any) -> Lazy:
         """One number from anything with one element (Python, NumPy, a tensor of any dtype), shape ``[1]``."""
         ...

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from trainmon.backend.base import Floats, Lazy
-from trainmon.ops import LossAccumulator, multi_norm, tensor_stats
+from trainmon.ops import LossAccumulator, fingerprint, multi_norm, tensor_stats
 
 __all__ = ["HostBackend"]
 
@@ -46,6 +46,9 @@ class HostBackend:
             np.array([(0.0 if mean is None else mean * n, n) for mean, n in pairs]).reshape(count, 2)
         )
 
+    def fingerprints(self, tensors: Sequence[Any]) -> Lazy:
+        return _known(prints(tensors))
+
     def scalar(self, value: Any) -> Lazy:
         return _known(np.array([float(value)]))
 
@@ -61,6 +64,12 @@ class HostRead:
 
     def wait(self) -> list[Floats]:
         return self._values
+
+
+def prints(tensors: Sequence[Any]) -> Floats:
+    """The halves of the 64-bit fingerprints of host tensors, shape ``[len(tensors), 2]``."""
+    values = [one.value for one in fingerprint(tensors, bits=64)]
+    return np.array([(value >> 32, value & 0xFFFFFFFF) for value in values], np.float64).reshape(-1, 2)
 
 
 def _known(values: Floats) -> Lazy:

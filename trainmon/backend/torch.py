@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from trainmon.backend.base import Floats, Lazy
+from trainmon.backend.host import prints
 
 __all__ = ["TorchBackend"]
 
@@ -80,6 +81,21 @@ class TorchBackend:
             sums[0].index_add_(0, ids, each)
             sums[1].index_add_(0, ids, weight)
         return Lazy((sums.reshape(-1),), lambda values: values.reshape(2, count).T)
+
+    def fingerprints(self, tensors: Sequence[torch.Tensor]) -> Lazy:
+        with torch.no_grad():
+            copies = [tensor.detach().to("cpu", non_blocking=True, copy=True) for tensor in tensors]
+        event = None
+        if self.device.type != "cpu":
+            event = torch.Event(self.device)
+            event.record()
+
+        def finish() -> Floats:
+            if event is not None:
+                event.synchronize()
+            return prints(copies)
+
+        return Lazy((), finish)
 
     def scalar(self, value: Any) -> Lazy:
         if isinstance(value, torch.Tensor) and value.device.type != "cpu":

@@ -15,7 +15,6 @@ from .fields import key, plain, section
 
 __all__ = [
     "ActivationsConfig",
-    "BridgeSink",
     "Cadence",
     "ComparisonConfig",
     "CsvSink",
@@ -25,6 +24,7 @@ __all__ = [
     "LossConfig",
     "ParquetSink",
     "PrometheusSink",
+    "ReplicasConfig",
     "Selection",
     "SinksConfig",
     "TensorBoardSink",
@@ -196,6 +196,14 @@ class ComparisonConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplicasConfig:
+    """Parameters that several ranks hold, compared bit by bit through fingerprints."""
+
+    every: int = key(100, "Every how many steps.", minimum=1, aliases=_STEP_ALIASES)
+    megabytes: int = key(64, "A check reads so many MiB of a rank; the parameters take turns.", minimum=1)
+
+
+@dataclass(frozen=True, slots=True)
 class LogSink:
     """One line a step for people, and the progress bar."""
 
@@ -259,19 +267,6 @@ class PrometheusSink:
 
 
 @dataclass(frozen=True, slots=True)
-class BridgeSink:
-    """Any object with `log(dict, step)`, such as the run of an experiment tracker."""
-
-    every: int | None = key(None, f"Every how many steps{_INHERIT}.", minimum=1, aliases=_STEP_ALIASES)
-    to: str | None = key(
-        None,
-        "`wandb`, `swanlab`, `trackio`, or `package.module:name`; null: the object given in code as `bridge=`.",
-    )
-    project: str = key("trainmon", "Project of a tracker's run, where none is active and one is begun here.")
-    online: bool = key(False, "Whether such a run may talk to the tracker's server.")
-
-
-@dataclass(frozen=True, slots=True)
 class SinksConfig:
     """Where the values go. A list such as `[log, jsonl]` switches on exactly these, with their defaults."""
 
@@ -281,13 +276,12 @@ class SinksConfig:
     parquet: ParquetSink | None = section(None, "Parquet files of values of single tensors.")
     tensorboard: TensorBoardSink | None = section(None, "TensorBoard event files.")
     prometheus: PrometheusSink | None = section(None, "Prometheus.")
-    bridge: BridgeSink | None = section(None, "An experiment tracker, or any object with `log`.")
     queue: int = key(1024, "Records that may wait for the writer thread.", minimum=1, maximum=1 << 20)
     on_full: Literal["drop", "block"] = key(
         "drop", "When the queue is full: drop records and count them, or make training wait."
     )
 
-    not_built: ClassVar[tuple[str, ...]] = ("blackbox",)
+    not_built: ClassVar[tuple[str, ...]] = ("blackbox", "bridge")
     list_form: ClassVar[bool] = True
 
 
@@ -314,6 +308,7 @@ class TrainMonitorConfig:
     throughput: ThroughputConfig | None = section(ThroughputConfig(), "Throughput.")
     timing: TimingConfig | None = section(TimingConfig(), "Times.")
     comparison: ComparisonConfig | None = section(ComparisonConfig(), "Ranks compared with each other.")
+    replicas: ReplicasConfig | None = section(ReplicasConfig(), "Replicas compared bit by bit.")
     sinks: SinksConfig = key(SinksConfig(), "Where the values go.")
     tag_style: Literal["slash", "megatron", "mindformers"] = key(
         "slash", "How series are named in TensorBoard: by group, or as another tool names them."
