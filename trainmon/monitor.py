@@ -96,6 +96,7 @@ class TrainMonitor:
 
     Args:
         config: path of a YAML or JSON file, a mapping, a :class:`~trainmon.config.TrainMonitorConfig`, or None.
+        bridge: an object with ``log(dict, step)`` that is handed each step's numbers; on ranks that write.
         **overrides: top-level keys; they beat the file.
 
     Attributes:
@@ -107,13 +108,14 @@ class TrainMonitor:
         ConfigError: the configuration is wrong; all problems at once, before anything has begun.
     """
 
-    def __init__(self, config: Any = None, **overrides: Any) -> None:
+    def __init__(self, config: Any = None, *, bridge: Any = None, **overrides: Any) -> None:
         self.config: TrainMonitorConfig = load_config(config, **overrides)
         self.overhead_ns = 0
         self.step = 0
         self._slots = build_slots(self.config)
         self._listeners: dict[type, list[tuple[Slot, Any]]] = {}
         self._run: Run | None = None
+        self._bridge = bridge
         self._backend: Backend = HostBackend()
         self._group: Group = Single()
         self._alone = False  # the group is lost
@@ -162,7 +164,7 @@ class TrainMonitor:
             self._replicas = Replicas(self.config.replicas, self._group, self._backend)
         self._register()
         units = {series.name: series.spec.unit for series in self._registry.series.values()}
-        self._run = Run(self.config, event, units, event.host)
+        self._run = Run(self.config, event, units, event.host, share=self._of_rank_0, bridge=self._bridge)
         self._summary.directory = self._run.info.directory
         self._listen()
         closer = weakref.WeakMethod(self.close)
@@ -178,6 +180,16 @@ class TrainMonitor:
                 step=self.step,
             )
         self.overhead_ns += time.perf_counter_ns() - entered
+
+    def _of_rank_0(self, message: bytes) -> bytes:
+        """What rank 0 has to say to all; each rank's own where they can't be asked."""
+        if not self._merges:
+            return message
+        try:
+            return self._group.exchange(message)[0]
+        except Lost as lost:
+            self._lose(lost)
+            return message
 
     def handle(self, event: Event) -> None:
         """Takes an event. Nothing that goes wrong in here reaches the caller."""
@@ -289,7 +301,7 @@ class TrainMonitor:
                     "probes_switched_off": switched_off,
                 },
             )
-            self._summary.switched_off = (*switched_off, *self._run.writer.switched_off)
+            self._summary.switched_off = (*switched_off, *self._run.switched_off)
         except Exception as error:
             self._internal_error(error)
         finally:
@@ -436,7 +448,7 @@ class TrainMonitor:
         )
         stale, alarm = (frame.get(part)[0][0] > 0 for part in (self._stale, self._alarm))
         self._summary.add(snapshot)
-        self._run.writer.put(snapshot)
+        self._run.put(snapshot)
         findings = report.findings
         if report.merging is not None and merged and alarm:
             findings = self._tell(report.messages, findings)

@@ -6,6 +6,7 @@ alone.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import platform
@@ -16,16 +17,18 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from trainmon.config import ConfigError, Place, Problem, TrainMonitorConfig
+from trainmon.config import TrainMonitorConfig
 from trainmon.events import TrainBegin
-from trainmon.sinks.base import Message, RunInfo, Sink
-from trainmon.sinks.csv import CsvSink
-from trainmon.sinks.jsonl import JsonlSink
-from trainmon.sinks.log import LogSink
+from trainmon.frame import Snapshot
+from trainmon.outputs import build_bridge, build_sinks
+from trainmon.sinks.base import Message, RunInfo
 from trainmon.sinks.run_file import RunFile
 from trainmon.sinks.writer import Writer
 
 __all__ = ["Run"]
+
+#: Seconds that a writer has at the end of the run for what still waits.
+CLOSING = 10.0
 
 _logger = logging.getLogger("trainmon")
 
@@ -33,32 +36,45 @@ _logger = logging.getLogger("trainmon")
 class Run:
     """Opens a run's outputs.
 
+    Args:
+        share: gives every rank what rank 0 gave, so that all write into one directory; called once on each rank.
+        bridge: an object with ``log(dict, step)``; beats the configuration's.
+
     Attributes:
         info: what sinks know of the run.
         writer: takes snapshots and messages.
+        bridge: the writer of the bridge; None without one.
         writes: whether this rank has outputs at all.
 
     Raises:
-        ConfigError: a sink needs a package that is not installed.
+        ConfigError: a sink needs a package that is not installed, or an object that is not there.
     """
 
     def __init__(
-        self, config: TrainMonitorConfig, begin: TrainBegin, units: Mapping[str, str], host: str
+        self,
+        config: TrainMonitorConfig,
+        begin: TrainBegin,
+        units: Mapping[str, str],
+        host: str,
+        *,
+        share: Callable[[bytes], bytes] = bytes,
+        bridge: Any = None,
     ) -> None:
-        sinks = self._sinks(config)
         rank = begin.layout.rank
-        writes = rank == 0 or config.ranks == "all" or (config.ranks is not None and rank in config.ranks)
-        self.writes = writes
+        self.writes = (
+            rank == 0 or config.ranks == "all" or (config.ranks is not None and rank in config.ranks)
+        )
+        sinks = build_sinks(config) if self.writes else []
+        bridge_sink = build_bridge(config, bridge) if self.writes else None
         name = config.run_name or time.strftime("%Y%m%d-%H%M%S")
+        folder, life = _folder(name), 1
+        parent = Path(config.output_dir)
         self._file: RunFile | None = None
         problem: OSError | None = None
         directory: Path | None = None
-        if writes:
-            folder = _folder(name)
-            directory, problem = self._directory(
-                Path(config.output_dir), folder, fresh=config.run_name is None
-            )
-        if directory is not None and rank == 0:
+        if rank == 0:
+            directory, problem = self._directory(parent, folder, fresh=config.run_name is None)
+        if directory is not None:
             try:
                 self._file = RunFile.begin(
                     directory,
@@ -69,22 +85,29 @@ class Run:
                     units=units,
                     reproduction=begin.reproduction,
                 )
+                folder, life = directory.name, self._file.life
             except OSError as error:
                 problem, directory = error, None
+        name, folder, life = json.loads(share(json.dumps([name, folder, life]).encode()))
+        if rank != 0 and self.writes:
+            directory, problem = self._directory(parent, folder, fresh=False)
         self.info = RunInfo(
             directory=directory,
             name=name,
             rank=rank,
             world=begin.layout.world,
-            life=1 if self._file is None else self._file.life,
+            life=life,
             resumed_step=begin.resumed_step,
             total_steps=begin.total_steps,
             tag_style=config.tag_style,
             units=units,
         )
-        self.writer = Writer(
-            sinks if writes else [], self.info, capacity=config.sinks.queue, on_full=config.sinks.on_full
-        )
+        queue = config.sinks.queue
+        self.writer = Writer(sinks, self.info, capacity=queue, on_full=config.sinks.on_full)
+        # A tracker may hang on its server: it gets a thread of its own, and never makes training wait.
+        self.bridge: Writer | None = None
+        if bridge_sink is not None:
+            self.bridge = Writer([bridge_sink], self.info, capacity=queue, tell=self.writer.say)
         if problem is not None:
             self.say(
                 "error",
@@ -110,38 +133,16 @@ class Run:
             return None, error
         return directory, None
 
-    @staticmethod
-    def _sinks(config: TrainMonitorConfig) -> list[Sink]:
-        options, sinks = config.sinks, list[Sink]()
-        if options.log is not None:
-            log = options.log
-            sinks.append(
-                LogSink(every=config.cadence("sinks.log").every, progress=log.progress, file=log.file)
-            )
-        if options.jsonl is not None:
-            sinks.append(JsonlSink(every=config.cadence("sinks.jsonl").every))
-        if options.csv is not None:
-            csv = options.csv
-            sinks.append(
-                CsvSink(
-                    every=config.cadence("sinks.csv").every,
-                    steps_per_file=csv.steps_per_file,
-                    rows_per_file=csv.rows_per_file,
-                )
-            )
-        extras: list[tuple[str, Callable[[], Sink]]] = []
-        if options.parquet is not None:
-            extras.append(("parquet", lambda: _parquet(config)))
-        if options.tensorboard is not None:
-            extras.append(("tensorboard", lambda: _tensorboard(config)))
-        if options.prometheus is not None:
-            extras.append(("prometheus", lambda: _prometheus(config)))
-        for name, make in extras:
-            try:
-                sinks.append(make())
-            except ImportError as error:
-                raise ConfigError([Problem(Place(), f"sinks.{name}", str(error))]) from error
-        return sinks
+    def put(self, snapshot: Snapshot) -> None:
+        """Hands a finished frame to the sinks."""
+        self.writer.put(snapshot)
+        if self.bridge is not None:
+            self.bridge.put(snapshot)
+
+    @property
+    def switched_off(self) -> tuple[str, ...]:
+        """Names of the sinks that were switched off."""
+        return self.writer.switched_off + (() if self.bridge is None else self.bridge.switched_off)
 
     def say(
         self, level: Any, kind: str, text: str, *, step: int, data: Mapping[str, Any] | None = None
@@ -151,49 +152,18 @@ class Run:
 
     def end(self, status: str, *, last_step: int, reason: str | None, counters: Mapping[str, Any]) -> None:
         """Writes everything that waits, then how the run ended. Bounded in time; may be called again."""
-        self.writer.close()
+        writers = [self.writer] if self.bridge is None else [self.bridge, self.writer]
+        for writer in writers:
+            writer.close(CLOSING)
         if self._file is not None:
+            losses = [writer.losses() for writer in writers]
+            sinks = {key: value for loss in losses for key, value in loss.items()}
             try:
-                self._file.end(status, last_step=last_step, reason=reason, counters=counters)
+                self._file.end(
+                    status, last_step=last_step, reason=reason, counters={**counters, "sinks": sinks}
+                )
             except OSError as error:
                 _logger.warning("run.json could not be written at the end of the run: %s", error)
-
-
-def _parquet(config: TrainMonitorConfig) -> Sink:
-    from trainmon.sinks.parquet import ParquetSink
-
-    options = config.sinks.parquet
-    assert options is not None
-    return ParquetSink(
-        every=config.cadence("sinks.parquet").every,
-        steps_per_file=options.steps_per_file,
-        rows_per_file=options.rows_per_file,
-        compression=options.compression,
-    )
-
-
-def _tensorboard(config: TrainMonitorConfig) -> Sink:
-    from trainmon.sinks.tensorboard import TensorBoardSink
-
-    options = config.sinks.tensorboard
-    assert options is not None
-    return TensorBoardSink(every=config.cadence("sinks.tensorboard").every, worst=options.worst)
-
-
-def _prometheus(config: TrainMonitorConfig) -> Sink:
-    from trainmon.sinks.prometheus import PrometheusSink
-
-    options = config.sinks.prometheus
-    assert options is not None
-    return PrometheusSink(
-        every=config.cadence("sinks.prometheus").every,
-        textfile=options.textfile,
-        directory=options.directory,
-        interval=options.interval,
-        port=options.port,
-        address=options.address,
-        per_tensor=options.per_tensor,
-    )
 
 
 def _folder(name: str) -> str:

@@ -205,7 +205,7 @@ def test_close_gives_up_a_sink_that_hangs_and_may_be_called_again(caplog):
         assert not writer.close(timeout=0.01)
         assert not writer.close(timeout=0.01)
     assert [r.message for r in caplog.records] == [
-        "a sink did not finish within 0.01 s; 1 steps and 0 messages were not written"
+        "memory did not finish within 0.01 s; 1 steps and 0 messages were not written"
     ]
     writer.put(snapshot(3))
     sink.gate.set()

@@ -15,6 +15,7 @@ from .fields import key, plain, section
 
 __all__ = [
     "ActivationsConfig",
+    "BridgeSink",
     "Cadence",
     "ComparisonConfig",
     "CsvSink",
@@ -267,6 +268,19 @@ class PrometheusSink:
 
 
 @dataclass(frozen=True, slots=True)
+class BridgeSink:
+    """Any object with `log(dict, step)`, such as the run of an experiment tracker."""
+
+    every: int | None = key(None, f"Every how many steps{_INHERIT}.", minimum=1, aliases=_STEP_ALIASES)
+    to: str | None = key(
+        None,
+        "`wandb`, `swanlab`, `trackio`, or `package.module:name`; null: the object given in code as `bridge=`.",
+    )
+    project: str = key("trainmon", "Project of a tracker's run, where none is active and one is begun here.")
+    online: bool = key(False, "Whether such a run may talk to the tracker's server.")
+
+
+@dataclass(frozen=True, slots=True)
 class SinksConfig:
     """Where the values go. A list such as `[log, jsonl]` switches on exactly these, with their defaults."""
 
@@ -276,12 +290,13 @@ class SinksConfig:
     parquet: ParquetSink | None = section(None, "Parquet files of values of single tensors.")
     tensorboard: TensorBoardSink | None = section(None, "TensorBoard event files.")
     prometheus: PrometheusSink | None = section(None, "Prometheus.")
+    bridge: BridgeSink | None = section(None, "An experiment tracker, or any object with `log`.")
     queue: int = key(1024, "Records that may wait for the writer thread.", minimum=1, maximum=1 << 20)
     on_full: Literal["drop", "block"] = key(
         "drop", "When the queue is full: drop records and count them, or make training wait."
     )
 
-    not_built: ClassVar[tuple[str, ...]] = ("blackbox", "bridge")
+    not_built: ClassVar[tuple[str, ...]] = ("blackbox",)
     list_form: ClassVar[bool] = True
 
 

@@ -20,7 +20,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from trainmon.frame import Snapshot
 from trainmon.sinks.base import Message, RunInfo, Sink, at_least, literal
@@ -58,6 +58,7 @@ class Writer:
         run: what they may know of the run.
         capacity: snapshots that may wait.
         on_full: ``drop`` discards the oldest waiting snapshot, ``block`` makes :meth:`put` wait for room.
+        tell: takes what is to be said about the sinks; None: they show it themselves.
 
     Raises:
         ValueError: ``capacity`` is below 1, or ``on_full`` is neither of the two.
@@ -69,11 +70,13 @@ class Writer:
         run: RunInfo,
         capacity: int = 256,
         on_full: Literal["drop", "block"] = "drop",
+        tell: Callable[[Message], None] | None = None,
     ) -> None:
         at_least("capacity", capacity, 1)
         if str(on_full) not in ("drop", "block"):
             raise ValueError(f"on_full must be 'drop' or 'block', not {on_full!r}")
         self._run = run
+        self._tell = tell
         self._slots = [_Slot(sink) for sink in sinks]
         self._capacity = capacity
         self._room = threading.Semaphore(capacity) if on_full == "block" else None
@@ -92,6 +95,7 @@ class Writer:
         self._early: list[tuple[_Slot | None, Message]] | None = []
         self.dropped = 0
         self.refused = 0
+        self.unwritten = 0
         self._thread = threading.Thread(target=self._work, name="trainmon-writer", daemon=True)
         atexit.register(self._at_exit)
         try:
@@ -170,14 +174,30 @@ class Writer:
             self._drain()
         finished = self._is_finished()
         if not finished and first:
-            waiting = len(self._snapshots) + (self._head is not None)
-            _logger.warning(
-                "a sink did not finish within %g s; %d steps and %d messages were not written",
-                timeout,
-                waiting,
-                len(self._others),
+            self.unwritten = len(self._snapshots) + (self._head is not None)
+            text = (
+                f"{self._names()} did not finish within {timeout:g} s; {self.unwritten} steps and {len(self._others)} "
+                "messages were not written"
             )
+            _logger.warning("%s", text)
+            if self._tell is not None:
+                self._tell(Message("warning", "sink_hangs", text, self._step, time.time()))
         return finished
+
+    def losses(self) -> dict[str, Any]:
+        """What was not written, by kind and sink; only what there is."""
+        found: dict[str, Any] = {
+            "steps_dropped": self.dropped,
+            "messages_refused": self.refused,
+            "steps_unwritten": self.unwritten,
+            "lost_to_full_disk": dict(self.lost),
+            "failed_calls": dict(self.failed),
+            "switched_off": list(self.switched_off),
+        }
+        return {key: value for key, value in found.items() if value}
+
+    def _names(self) -> str:
+        return ", ".join(slot.sink.name for slot in self._slots if not slot.off) or "a sink"
 
     @property
     def failed(self) -> Mapping[str, int]:
@@ -336,6 +356,9 @@ class Writer:
             self._deliver(about, message)
 
     def _deliver(self, about: _Slot | None, message: Message) -> None:
+        if self._tell is not None:
+            self._tell(message)
+            return
         shown = False
         for slot in self._slots:
             if slot is about or slot.off or not slot.opened:
