@@ -19,7 +19,7 @@ FORMATTED := $(shell find csrc -name '*.[ch]')
 CORE_TESTS := tests/kernels tests/config tests/engine
 TIERS := baseline avx2 avx512
 
-.PHONY: help build test demo lint format tiers asan aarch64 tsan valgrind numpy126 pythons dist soak bench clean distclean
+.PHONY: help build test demo lint format tiers asan aarch64 tsan valgrind numpy126 pythons trackers dist soak bench clean distclean
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9]*\):.*## \(.*\)/  \1\t\2/p' Makefile | expand -t 14
@@ -129,6 +129,14 @@ pythons: build ## kernel, config and engine tests on every other Python found
 	    $$venv/bin/python -m pip install -q --no-build-isolation -e '.[test]'
 	    $$venv/bin/python -m pytest $(PYTEST_ARGS) $(CORE_TESTS)
 	done
+
+# The clients bring much along, so they have an environment of their own; trainmon is taken from here.
+TRACKERS := wandb swanlab trackio
+
+trackers: build ## the bridge to real experiment trackers, offline, in .venv-trackers
+	[ -x .venv-trackers/bin/python ] || $(PY) -m venv .venv-trackers
+	.venv-trackers/bin/python -m pip install -q numpy rich pytest $(TRACKERS)
+	PYTHONPATH=$$PWD .venv-trackers/bin/python -m pytest $(PYTEST_ARGS) tests/trackers
 
 dist: build ## sdist and repaired wheel in dist/, installed and tried in clean environments
 	rm -rf dist
