@@ -10,6 +10,7 @@ from trainmon.probes.base import Probe
 from trainmon.probes.gradients import GradientsProbe
 from trainmon.probes.loss import LossProbe
 from trainmon.probes.loss_parts import LossPartsProbe
+from trainmon.probes.moments import MomentsProbe
 from trainmon.probes.optim import OptimProbe
 from trainmon.probes.throughput import ThroughputProbe
 from trainmon.probes.timing import TimingProbe
@@ -96,6 +97,16 @@ def build_slots(config: TrainMonitorConfig) -> list[Slot]:
                 per_parameter=weights.per_parameter,
                 nonfinite=weights.nonfinite,
                 source=weights.source,
+            )
+        )
+    if config.moments is not None:
+        moments = config.moments
+        add(
+            MomentsProbe(
+                config.selection("moments"),
+                norm=moments.norm,
+                per_parameter=moments.per_parameter,
+                negative=moments.negative,
             )
         )
     if config.throughput is not None:

@@ -306,6 +306,8 @@ FULL: dict[str, Any] = {
                     "norm": False, "absmax": False, "nonfinite": False, "target": ["y"], "exclude": [], "invert": False},
     "weights": {"every": 8, "window": None, "norm": False, "per_parameter": True, "nonfinite": False,
                 "source": "master", "target": ["y"], "exclude": [], "invert": False},
+    "moments": {"every": 8, "window": None, "norm": False, "per_parameter": True, "negative": False,
+                "target": ["y"], "exclude": [], "invert": False},
     "throughput": False, "timing": {"every": 5, "window": None},
     "comparison": {"every": 12, "outlier": 4.5}, "replicas": {"every": 13, "megabytes": 2},
     "sinks": {"log": {"every": 6, "progress": True, "file": False}, "jsonl": False,

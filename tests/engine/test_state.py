@@ -187,3 +187,192 @@ def test_masters_that_the_loop_keeps_go_by_the_names_of_the_model(tmp_path: Path
     (event,) = said(tmp_path / "auto", "weights_source")
     assert event["data"] == {"masters": 4}
     assert not said(tmp_path / "model", "weights_source")
+
+
+# ---- moments ----
+
+
+class Lion(torch.optim.Optimizer):
+    """The optimizer of arXiv 2302.06675, as people write it: through ``p.data``."""
+
+    def __init__(self, params: Any, lr: float = 1e-2, betas: Any = (0.9, 0.99)) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            one, two = group["betas"]
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                state = self.state[p]
+                mean = state.setdefault("exp_avg", torch.zeros_like(p))
+                p.data.add_((mean * one + p.grad * (1 - one)).sign(), alpha=-group["lr"])
+                mean.mul_(two).add_(p.grad, alpha=1 - two)
+
+
+class Wrapper:
+    """An optimizer that holds another, as mixed precision and data parallel libraries have it."""
+
+    def __init__(self, inner: Any, name: str = "optimizer") -> None:
+        setattr(self, name, inner)
+
+
+def _muon(model: Any) -> list[Any]:
+    matrices = [p for p in model.parameters() if p.ndim == 2]
+    rest = [p for p in model.parameters() if p.ndim != 2]
+    return [torch.optim.Muon(matrices, lr=1e-2), torch.optim.AdamW(rest, lr=1e-2)]
+
+
+OPTIMIZERS: dict[str, Any] = {
+    "sgd": lambda m: torch.optim.SGD(m.parameters(), lr=1e-2, momentum=0.9),
+    "adam": lambda m: torch.optim.Adam(m.parameters(), lr=1e-2, amsgrad=True),
+    "adamw": lambda m: torch.optim.AdamW(m.parameters(), lr=1e-2, foreach=True),
+    "adamw fused": lambda m: torch.optim.AdamW(m.parameters(), lr=1e-2, fused=True),
+    "adafactor": lambda m: torch.optim.Adafactor(m.parameters(), lr=1e-2),
+    "rmsprop": lambda m: torch.optim.RMSprop(m.parameters(), lr=1e-3, centered=True),
+    "lion": lambda m: Lion(m.parameters()),
+    "muon with adamw": _muon,
+}
+STATES = {
+    "sgd": {"momentum_buffer": "momentum_buffer"},
+    "adam": {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq", "max_exp_avg_sq": "max_exp_avg_sq"},
+    "adamw": {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"},
+    "adamw fused": {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"},
+    "adafactor": {"row_var": "exp_avg_sq_row", "col_var": "exp_avg_sq_col", "variance": "exp_avg_sq"},
+    "rmsprop": {"square_avg": "square_avg", "grad_avg": "grad_avg"},
+    "lion": {"exp_avg": "exp_avg"},
+    "muon with adamw": {
+        "momentum_buffer": "momentum_buffer",
+        "exp_avg": "exp_avg",
+        "exp_avg_sq": "exp_avg_sq",
+    },
+}
+
+
+def _held(optimizers: list[Any], key: str) -> dict[int, Any]:
+    """State tensors of one key by the id of the parameter."""
+    return {
+        id(p): s[key] for o in optimizers for p, s in o.state.items() if isinstance(s.get(key), torch.Tensor)
+    }
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_moment_norms_of_every_optimizer(tmp_path: Path, kind: str, backend: str) -> None:
+    model = make()
+    optimizer = OPTIMIZERS[kind](model)
+    inner = optimizer if isinstance(optimizer, list) else [optimizer]
+    moments = {"every": 1, "per_parameter": True}
+    with attach(tmp_path, model, optimizer, backend, moments=moments) as mon:
+        for number in (1, 2):
+            step(model, inner, number)
+            mon.step_end()
+    record, rows = records(tmp_path)[-1], tables(tmp_path, "moments")
+    assert {name for name in record if name.startswith("moment/norm")} == {
+        f"moment/norm/{state}" for state in STATES[kind].values()
+    }
+    for key, state in STATES[kind].items():
+        held = _held(inner, key)
+        assert held
+        assert record[f"moment/norm/{state}"] == pytest.approx(norm(held.values()), rel=1e-6), state
+        for name, parameter in model.named_parameters():
+            shown = rows[2, name].get(f"moment/norm/{state}")
+            if id(parameter) in held:
+                assert shown == pytest.approx(norm([held[id(parameter)]]), rel=1e-6), (state, name)
+            else:
+                assert shown is None, (state, name)
+    assert record["moment/v_negative"] in (0, None)
+    assert (record["moment/v_negative"] is None) == (kind in ("sgd", "lion")), (
+        "null where there is no such state"
+    )
+
+
+def test_wrapped_and_chained_optimizers_are_found(tmp_path: Path) -> None:
+    for index, name in enumerate(("optimizer", "optim", "optimizers", "chained_optimizers")):
+        model = make()
+        inner = _muon(model) if name.endswith("s") else [torch.optim.AdamW(model.parameters(), lr=0.25)]
+        wrapped = Wrapper(Wrapper(inner, name) if name.endswith("s") else Wrapper(inner[0], name))
+        with attach(tmp_path / str(index), model, wrapped, gradients=True, moments={"every": 1}) as mon:
+            step(model, inner, 1)
+            mon.step_end()
+        (record,) = records(tmp_path / str(index))
+        assert record["moment/norm/exp_avg"] == pytest.approx(
+            norm(_held(inner, "exp_avg").values()), rel=1e-6
+        )
+        assert record["grad/norm_clipped"] > 0, "the hooks are on what does the work"
+        assert record["optim/lr"] == max(group["lr"] for one in inner for group in one.param_groups)
+        for one in inner:
+            assert not one._optimizer_step_pre_hooks, "and gone"
+    with pytest.raises(TypeError, match=r"must be a torch\.optim\.Optimizer, a list of them, or hold one"):
+        attach(tmp_path / "none", make(), Wrapper(3))
+
+
+def test_an_optimizer_that_a_wrapper_makes_anew_is_followed(tmp_path: Path) -> None:
+    model = make()
+    wrapped = Wrapper(torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9))
+    with attach(tmp_path, model, wrapped, gradients=True, moments={"every": 1}) as mon:
+        step(model, wrapped.optimizer, 1)
+        mon.step_end()
+        before, wrapped.optimizer = wrapped.optimizer, torch.optim.AdamW(model.parameters(), lr=0.25)
+        step(model, wrapped.optimizer, 2)
+        mon.step_end()
+        step(model, wrapped.optimizer, 3)
+        mon.step_end()
+        assert not before._optimizer_step_pre_hooks
+    first, second, third = records(tmp_path)
+    assert first["optim/lr"] == 0.5 and second["optim/lr"] == third["optim/lr"] == 0.25
+    assert second["moment/norm/momentum_buffer"] is None and second["moment/norm/exp_avg_sq"] > 0
+    assert third["grad/norm_clipped"] > 0, "hooked at the end of the step in which it came"
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_state_is_null_before_the_first_update_and_right_after_a_reload(tmp_path: Path, backend: str) -> None:
+    model = make()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    with attach(tmp_path, model, optimizer, backend, moments={"every": 1}) as mon:
+        mon.step_end()
+        step(model, optimizer, 1)
+        mon.step_end()
+        saved = optimizer.state_dict()
+        for state in saved["state"].values():
+            state["exp_avg"] = state["exp_avg"] * 3
+        optimizer.load_state_dict(saved)
+        truth = norm(_held([optimizer], "exp_avg").values())
+        mon.step_end()
+        optimizer.state.clear()
+        mon.step_end()
+    empty, first, loaded, gone = (record["moment/norm/exp_avg"] for record in records(tmp_path))
+    assert empty is None and gone is None
+    assert loaded == pytest.approx(3 * first, rel=1e-6) == pytest.approx(truth, rel=1e-6)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_second_moments_below_zero_are_counted_and_named_once(tmp_path: Path, backend: str) -> None:
+    model = make(dtype=torch.bfloat16)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    with attach(tmp_path, model, optimizer, backend, moments={"every": 1}) as mon:
+        for number in (1, 2, 3):
+            step(model, optimizer, number)
+            if number > 1:
+                optimizer.state[model[2].weight]["exp_avg_sq"][0, 1:3] = -1.0
+            mon.step_end()
+    assert [record["moment/v_negative"] for record in records(tmp_path)] == [0, 2, 2]
+    (event,) = said(tmp_path, "negative_second_moment")
+    assert event["data"] == {"state": "exp_avg_sq", "name": "2.weight", "count": 2, "tensors": 1}
+    assert event["step"] == 2
+
+
+def test_one_packed_read_a_step_whatever_is_on(tmp_path: Path) -> None:
+    model = make()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    everything = {
+        "weights": {"every": 1, "per_parameter": True},
+        "moments": {"every": 1, "per_parameter": True},
+    }
+    with attach(tmp_path, model, optimizer, "torch", gradients={"per_parameter": True}, **everything) as mon:
+        for number in range(1, 5):
+            step(model, optimizer, number)
+            mon.step_end()
+        reads = mon.monitor._backend
+    assert reads.reads == 4

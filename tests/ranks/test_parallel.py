@@ -15,6 +15,7 @@ FLOAT_ERROR = 2e-6
 SAME = (
     *("loss/global", "grad/norm", "grad/clip_coef", "grad/nonfinite", "optim/lr"),
     *("weight/norm", "weight/nonfinite"),
+    *("moment/norm/exp_avg", "moment/norm/exp_avg_sq", "moment/v_negative"),
 )
 
 
@@ -48,7 +49,8 @@ def test_the_numbers_of_a_single_process(
         # Counted once where ranks share their tokens, and what came before once at all.
         assert record["data/tokens"] == 1000 + record["step"] * train.BATCH * train.TOKENS
         assert record["data/consumed_samples"] == record["step"] * train.BATCH
-    assert {series for series, _, _ in alone["rows"]} == {"grad/norm", "weight/norm"}
+    moments = {"moment/norm/exp_avg", "moment/norm/exp_avg_sq"}
+    assert {series for series, _, _ in alone["rows"]} == {"grad/norm", "weight/norm"} | moments
     assert found["rows"] == pytest.approx(alone["rows"], rel=FLOAT_ERROR)
     assert not [event for event in found["events"] if event.get("level") in ("warning", "error")]
 

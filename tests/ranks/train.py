@@ -86,6 +86,7 @@ def run(
             "sinks": {"log": False},
             "gradients": {"per_parameter": True},
             "weights": {"every": 1, "per_parameter": True},
+            "moments": {"every": 1, "per_parameter": True},
             **keys,
         },
         counts_tokens=counts,

@@ -59,6 +59,11 @@ class Backend(Protocol):
         infinities as torch does. float64 accumulation (host), or partial sums that are finished in float64."""
         ...
 
+    def squares(self, tensors: Sequence[Any], negatives: bool = False) -> Lazy:
+        """Per tensor the sum of squares, propagating, and with ``negatives`` the number of elements below zero:
+        shape ``[len(tensors), 2]``, the second column NaN without."""
+        ...
+
     def square_sum(self, tensors: Sequence[Any]) -> Lazy:
         """Sum of squares over all elements of all tensors, shape ``[1]``, propagating; 0 for no tensors."""
         ...

@@ -25,14 +25,22 @@ class HostBackend:
     def summaries(self, tensors: Sequence[Any]) -> Lazy:
         stats = tensor_stats(tensors)
         table = np.empty((len(stats), 6))
-        table[:, 0] = stats["sumsq"]
-        table[:, 1] = stats["absmax"]
+        table[:, 0] = _propagating(stats, "sumsq")
+        table[:, 1] = _propagating(stats, "absmax")
         for column, field in enumerate(("n_nan", "n_posinf", "n_neginf"), start=2):
             table[:, column] = stats[field]
         table[:, 5] = np.where(stats["first_bad"] >= 0, stats["first_bad"], np.nan)
-        infinite = table[:, 3] + table[:, 4] > 0
-        table[infinite, :2] = np.inf
-        table[table[:, 2] > 0, :2] = np.nan
+        return _known(table)
+
+    def squares(self, tensors: Sequence[Any], negatives: bool = False) -> Lazy:
+        table = np.full((len(tensors), 2), np.nan)
+        if negatives:
+            stats = tensor_stats(tensors)
+            table[:, 0] = _propagating(stats, "sumsq")
+            lowest = zip(tensors, stats["min"].tolist(), strict=True)
+            table[:, 1] = [float((tensor < 0).sum()) if low < 0 else 0.0 for tensor, low in lowest]
+        else:
+            table[:, 0] = np.square(multi_norm(tensors, per_tensor=True)[1])
         return _known(table)
 
     def square_sum(self, tensors: Sequence[Any]) -> Lazy:
@@ -70,6 +78,13 @@ def prints(tensors: Sequence[Any]) -> Floats:
     """The halves of the 64-bit fingerprints of host tensors, shape ``[len(tensors), 2]``."""
     values = [one.value for one in fingerprint(tensors, bits=64)]
     return np.array([(value >> 32, value & 0xFFFFFFFF) for value in values], np.float64).reshape(-1, 2)
+
+
+def _propagating(stats: Any, field: str) -> Floats:
+    """A column of records of finite elements, as torch would have it: NaN and infinities win."""
+    infinite = stats["n_posinf"] + stats["n_neginf"] > 0
+    values = np.where(infinite, np.inf, stats[field])
+    return np.where(stats["n_nan"] > 0, np.nan, values)
 
 
 def _known(values: Floats) -> Lazy:

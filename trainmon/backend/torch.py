@@ -58,6 +58,19 @@ class TorchBackend:
 
         return Lazy((squares, peaks, *kinds), finish)
 
+    def squares(self, tensors: Sequence[torch.Tensor], negatives: bool = False) -> Lazy:
+        if not tensors:
+            return Lazy((), lambda: np.zeros((0, 2)))
+        with torch.no_grad():
+            squares, finish = self._square_sums(tensors)
+            below = torch.stack([self._number((t < 0).sum()) for t in tensors]) if negatives else None
+
+        def table(squares_read: Floats, below_read: Floats | None = None) -> Floats:
+            none = np.full(len(tensors), np.nan)
+            return np.stack([finish(squares_read), none if below_read is None else below_read], axis=1)
+
+        return Lazy((squares,) if below is None else (squares, below), table)
+
     def square_sum(self, tensors: Sequence[torch.Tensor]) -> Lazy:
         if not tensors:
             return Lazy((), lambda: np.zeros(1))

@@ -23,6 +23,7 @@ __all__ = [
     "JsonlSink",
     "LogSink",
     "LossConfig",
+    "MomentsConfig",
     "ParquetSink",
     "PrometheusSink",
     "ReplicasConfig",
@@ -165,6 +166,22 @@ class WeightsConfig:
     per_parameter: bool = key(False, "The norm of each selected parameter.")
     nonfinite: bool = key(True, "Count NaN and infinite values, and name the first.")
     source: Literal["auto", "master", "model"] = key("auto", _SOURCE)
+    target: Patterns | None = key(
+        None, f"Parameters to look at, by name{_INHERIT}.", single=True, nonempty=True
+    )
+    exclude: Patterns | None = key(None, f"Parameters to leave out, by name{_INHERIT}.", single=True)
+    invert: bool | None = key(None, f"Look at what `target` does not match{_INHERIT}.")
+
+
+@dataclass(frozen=True, slots=True)
+class MomentsConfig:
+    """The optimizer's moments (`exp_avg`, `exp_avg_sq`, `momentum_buffer` ...). Looked at after the update."""
+
+    every: int | None = key(10, "Every how many steps.", minimum=1, aliases=_STEP_ALIASES)
+    window: Window | None = key(None, f"The steps that are looked at{_INHERIT}.")
+    norm: bool = key(True, "The norm of each state over all parameters.")
+    per_parameter: bool = key(False, "The norm of each state of each selected parameter.")
+    negative: bool = key(True, "Count elements of second moments below zero.")
     target: Patterns | None = key(
         None, f"Parameters to look at, by name{_INHERIT}.", single=True, nonempty=True
     )
@@ -320,6 +337,7 @@ class TrainMonitorConfig:
     gradients: GradientsConfig | None = section(GradientsConfig(), "Gradients.")
     activations: ActivationsConfig | None = section(None, "Activations.")
     weights: WeightsConfig | None = section(WeightsConfig(), "Weights.")
+    moments: MomentsConfig | None = section(None, "The optimizer's moments.")
     throughput: ThroughputConfig | None = section(ThroughputConfig(), "Throughput.")
     timing: TimingConfig | None = section(TimingConfig(), "Times.")
     comparison: ComparisonConfig | None = section(ComparisonConfig(), "Ranks compared with each other.")
@@ -330,12 +348,12 @@ class TrainMonitorConfig:
     )
 
     not_built: ClassVar[tuple[str, ...]] = (
-        *("moments", "updates", "spectral", "attention", "moe", "memory"),
+        *("updates", "spectral", "attention", "moe", "memory"),
         *("collectives", "profiler", "health", "checkpoint", "recovery", "overhead"),
     )
 
     def check(self) -> Iterator[tuple[str, str]]:
-        for name in ("gradients", "weights", "activations"):
+        for name in ("gradients", "activations", "weights", "moments"):
             part = getattr(self, name)
             if part is None:
                 continue

@@ -43,7 +43,7 @@ class Rows:
             return False
         self.names = tuple(dict.fromkeys((*self.names, *new)))
         self._row_of = {name: row for row, name in enumerate(self.names)}
-        self._asked = ()
+        self._asked, self._answer = (), np.zeros(0, np.int64)
         return True
 
     def at(self, names: Sequence[str]) -> NDArray[np.int64]:
