@@ -94,7 +94,7 @@ static tm_gf read_elements(const print_call *call, const tm_layout *layout, int6
     tm_print_begin(&print, call->table, call->width, layout->item);
     for (int64_t done = 0; done < count; done += step) {
         const void *block = tm_layout_block(layout, start + done, count - done, scratch, &step);
-        tm_print_add(&print, block, (size_t)step * layout->item, NULL);
+        tm_print_add(&print, block, (size_t)step * layout->item);
     }
     return tm_print_end(&print, 0);
 }
@@ -121,7 +121,7 @@ static void append(filled *stream, const char *from, int64_t count) {
         stream->used += (size_t)part;
         count -= part;
         if (stream->used == TM_FILLED_BYTES) {
-            tm_print_add(&stream->print, stream->bytes, TM_FILLED_BYTES, NULL);
+            tm_print_add(&stream->print, stream->bytes, TM_FILLED_BYTES);
             stream->used = 0;
         }
     }
@@ -145,7 +145,7 @@ static tm_gf read_runs(const print_call *call, const tm_layout *layout, const pi
         append(&stream, block, step * runs->item);
         rest -= step;
     }
-    tm_print_add(&stream.print, stream.bytes, stream.used, NULL);
+    tm_print_add(&stream.print, stream.bytes, stream.used);
     return tm_print_end(&stream.print, 0);
 }
 

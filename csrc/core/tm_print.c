@@ -32,31 +32,41 @@ void tm_print_begin(tm_print *print, const tm_table *table, int width, size_t it
     memset(&print->window, 0, sizeof print->window);
 }
 
-static void add_little(tm_print *print, const void *data, size_t bytes, void *copy) {
-    size_t rows = bytes / TM_PRINT_ROW, whole = rows * TM_PRINT_ROW;
-    print->table->fingerprint->rows[print->width](&print->window, data, rows, copy);
-    print->tail = bytes - whole;
-    memcpy(print->tail_bytes, (const char *)data + whole, print->tail);
-    if (copy != NULL) {
-        memcpy((char *)copy + whole, print->tail_bytes, print->tail);
-    }
+/* The bytes behind the last whole row. */
+static void keep_tail(tm_print *print, const char *data, size_t bytes) {
+    print->tail = bytes % TM_PRINT_ROW;
+    memcpy(print->tail_bytes, data + (bytes - print->tail), print->tail);
 }
 
-void tm_print_add(tm_print *print, const void *elements, size_t bytes, void *copy) {
+static void add_little(tm_print *print, const void *data, size_t bytes) {
+    print->table->fingerprint->rows[print->width](&print->window, data, bytes / TM_PRINT_ROW);
+    keep_tail(print, data, bytes);
+}
+
+void tm_print_add(tm_print *print, const void *elements, size_t bytes) {
     if (!TM_BIG_ENDIAN || print->item == 1) {
-        add_little(print, elements, bytes, copy);
+        add_little(print, elements, bytes);
         return;
     }
     const unsigned char *p = elements;
-    if (copy != NULL) {
-        memcpy(copy, elements, bytes);
-    }
     for (size_t part; bytes > 0; bytes -= part, p += part) {
         unsigned char turned[TM_TURNED_BYTES];
         part = bytes < sizeof turned ? bytes : sizeof turned;
         turn(turned, p, part, print->item);
-        add_little(print, turned, part, NULL);
+        add_little(print, turned, part);
     }
+}
+
+void tm_print_copy(tm_print *print, const void *elements, size_t bytes, void *copy, const void *ahead) {
+    if (TM_BIG_ENDIAN && print->item > 1) {
+        memcpy(copy, elements, bytes);
+        tm_print_add(print, elements, bytes);
+        return;
+    }
+    print->table->fingerprint->rows_copying[print->width](&print->window, elements, bytes / TM_PRINT_ROW,
+                                                          copy, ahead);
+    keep_tail(print, elements, bytes);
+    memcpy((char *)copy + (bytes - print->tail), print->tail_bytes, print->tail);
 }
 
 void tm_print_fence(const tm_print *print) {

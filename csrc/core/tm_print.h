@@ -18,10 +18,12 @@ TM_NODISCARD tm_status tm_print_width(int bits, int *width, tm_error *error);
 
 void tm_print_begin(tm_print *print, const tm_table *table, int width, size_t item);
 
-/* The next elements in C order. All calls but the last bring whole rows of TM_PRINT_ROW bytes. copy: NULL, or
- * where the elements are to go, aligned to TM_PRINT_ROW, past the caches; tm_print_fence then ends a thread's
- * work. */
-void tm_print_add(tm_print *print, const void *elements, size_t bytes, void *copy);
+/* The next elements in C order. All calls but the last bring whole rows of TM_PRINT_ROW bytes. */
+void tm_print_add(tm_print *print, const void *elements, size_t bytes);
+
+/* The same for elements in the first cache, which go to `copy` too, aligned to TM_PRINT_ROW, past the caches;
+ * tm_print_fence then ends a thread's work. ahead: as many bytes to ask memory for meanwhile, or NULL. */
+void tm_print_copy(tm_print *print, const void *elements, size_t bytes, void *copy, const void *ahead);
 void tm_print_fence(const tm_print *print);
 
 /* The fingerprint of what came, its first byte being at `position` (below 2^60). */

@@ -1,4 +1,5 @@
-/* stage: each block is read from memory by its statistics, and copied and folded from the first cache. */
+/* stage: each block is read from memory by its statistics, and copied and folded from the first cache while
+ * memory sends what comes later. */
 #include "tm_stage.h"
 
 #include "tm_layout.h"
@@ -8,7 +9,8 @@
 
 #include <string.h>
 
-#define TM_STAGE_BLOCK 8192 /* bytes: source, fold window and lanes share a first cache of 32 KiB */
+#define TM_STAGE_BLOCK 8192  /* bytes: source, fold window and lanes share a first cache of 32 KiB */
+#define TM_STAGE_AHEAD 16384 /* bytes: what memory sends while a block is folded and stored */
 #define TM_STREAM_BYTES ((size_t)4 << 20) /* an arena at least this large is written past the caches */
 
 tm_status tm_stage_place(const tm_view *views, size_t count, int64_t *offsets, int64_t *bytes,
@@ -45,18 +47,40 @@ typedef struct stage_call {
 
 typedef struct stage_block {
     const stage_call *call;
-    char *to;
+    size_t tensor;
+    int64_t position; /* bytes of the tensor so far */
     tm_print print;
 } stage_block;
 
+/* Where the bytes TM_STAGE_AHEAD later come from, if they lie in one piece in this tensor or the next. */
+static const char *bytes_ahead(const stage_block *block) {
+    int64_t ahead = block->position + TM_STAGE_AHEAD;
+    for (size_t i = block->tensor; i < block->call->count && i <= block->tensor + 1; i++) {
+        const tm_view *view = &block->call->views[i];
+        int64_t bytes = view->n * (int64_t)tm_dtype_size(view->dtype);
+        if (view->strides != NULL) {
+            return NULL;
+        }
+        if (ahead < bytes) {
+            return (const char *)view->data + ahead;
+        }
+        ahead -= bytes;
+    }
+    return NULL;
+}
+
 static void stage_elements(void *context, const void *elements, int64_t count) {
     stage_block *block = context;
+    const stage_call *call = block->call;
+    char *to = call->arena + call->offsets[block->tensor] + block->position;
     size_t bytes = (size_t)count * block->print.item;
-    if (!block->call->streaming) {
-        memcpy(block->to, elements, bytes);
+    if (call->streaming) {
+        tm_print_copy(&block->print, elements, bytes, to, bytes_ahead(block));
+    } else {
+        memcpy(to, elements, bytes);
+        tm_print_add(&block->print, elements, bytes);
     }
-    tm_print_add(&block->print, elements, bytes, block->call->streaming ? block->to : NULL);
-    block->to += bytes;
+    block->position += (int64_t)bytes;
 }
 
 static void read_staged(const void *context, size_t tensor, int64_t first, int64_t chunks,
@@ -65,7 +89,7 @@ static void read_staged(const void *context, size_t tensor, int64_t first, int64
     const tm_view *view = &call->views[tensor];
     size_t item = tm_dtype_size(view->dtype);
     int64_t position = first * TM_CHUNK * (int64_t)item;
-    stage_block block = {.call = call, .to = call->arena + call->offsets[tensor] + position};
+    stage_block block = {.call = call, .tensor = tensor, .position = position};
     tm_visitor visitor = {.block = stage_elements, .context = &block, .most = TM_STAGE_BLOCK / (int64_t)item};
 
     record->staged.print = (tm_gf){0, 0};
@@ -76,7 +100,8 @@ static void read_staged(const void *context, size_t tensor, int64_t first, int64
     }
     if (first + chunks == tm_chunks_of(view->n)) { /* the gap up to the next tensor */
         int64_t next = tensor + 1 < call->count ? call->offsets[tensor + 1] : call->bytes;
-        memset(block.to, 0, (size_t)(call->arena + next - block.to));
+        int64_t end = call->offsets[tensor] + block.position;
+        memset(call->arena + end, 0, (size_t)(next - end));
     }
     if (call->streaming) {
         tm_print_fence(&block.print);

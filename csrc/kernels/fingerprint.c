@@ -39,13 +39,10 @@ TM_INLINE void stream_row(char *to, tm_strip row) {
 #endif
 }
 
-/* What a pass asks memory for: what its own reads come to next; or, when somebody else has just read the same
- * bytes, what that one comes to later, so that memory has work while rows are folded and written. */
-typedef enum tm_ahead { TM_AHEAD_NOT, TM_AHEAD, TM_AHEAD_BEYOND } tm_ahead;
-#define TM_PREFETCH_BEYOND 16384
-TM_INLINE void tm_prefetch_beyond(const void *row, int bytes) {
+/* Into the second cache: whoever reads the bytes first prefetches them from there. */
+TM_INLINE void tm_prefetch_second(const char *ahead, int bytes) {
     for (int offset = 0; offset < bytes; offset += 64) {
-        __builtin_prefetch((const char *)row + TM_PREFETCH_BEYOND + offset, 0, 2);
+        __builtin_prefetch(ahead + offset, 0, 2);
     }
 }
 
@@ -69,6 +66,8 @@ TM_INLINE void tm_prefetch_beyond(const void *row, int bytes) {
 
 const tm_fingerprint_kernels TM_TIERED(tm_fingerprint_kernels_) = {
     .rows = {[TM_FINGERPRINT_64] = fingerprint_rows_64, [TM_FINGERPRINT_128] = fingerprint_rows_128},
+    .rows_copying = {[TM_FINGERPRINT_64] = fingerprint_rows_copying_64,
+                     [TM_FINGERPRINT_128] = fingerprint_rows_copying_128},
     .close = {[TM_FINGERPRINT_64] = fingerprint_close_64, [TM_FINGERPRINT_128] = fingerprint_close_128},
     .small = {[TM_FINGERPRINT_64] = fingerprint_small_64, [TM_FINGERPRINT_128] = fingerprint_small_128},
     .fence = tm_stream_fence,

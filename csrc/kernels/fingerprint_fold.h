@@ -12,18 +12,18 @@
     others = TM_LITTLE_STRIP(row) ^ slot[(r) * TM_STRIPS] ^                                                  \
              TM_PASTE(TM_BACK_, TM_TAP_2)(r, back_2, back_3) ^ TM_PASTE(TM_BACK_, TM_TAP_3)(r, back_4);      \
     slot[(r) * TM_STRIPS] = back_4 = others ^ back_1;                                                        \
-    if (copying) {                                                                                           \
+    if (copying && TM_STRIPS == 1) {                                                                         \
         stream_row(copy + (r) * TM_PRINT_ROW, row);                                                          \
     }
-TM_INLINE void TM_NAMED(strip)(tm_strip *restrict slot, const tm_strip *restrict p, size_t rows,
-                               tm_ahead ahead, int copying, char *copy) {
+TM_INLINE void TM_NAMED(strip)(tm_strip *restrict slot, const tm_strip *restrict p, size_t rows, int first,
+                               int copying, char *copy, const char *ahead) {
     tm_strip a = slot[-1 * TM_STRIPS], b = slot[-2 * TM_STRIPS], c = slot[-3 * TM_STRIPS];
     tm_strip d = slot[-4 * TM_STRIPS], row, others;
     for (; rows >= 4; rows -= 4, p += 4 * TM_STRIPS, slot += 4 * TM_STRIPS) {
-        if (ahead == TM_AHEAD) {
+        if (first && copying) {
+            tm_prefetch_second(ahead, 4 * TM_PRINT_ROW), ahead += 4 * TM_PRINT_ROW;
+        } else if (first) {
             tm_prefetch_row(p, 4 * TM_PRINT_ROW);
-        } else if (ahead == TM_AHEAD_BEYOND) {
-            tm_prefetch_beyond(p, 4 * TM_PRINT_ROW);
         }
         TM_STEP(0, a, b, c, d)
         TM_STEP(1, d, a, b, c)
@@ -34,7 +34,7 @@ TM_INLINE void TM_NAMED(strip)(tm_strip *restrict slot, const tm_strip *restrict
     for (; rows > 0; rows--, p += TM_STRIPS, slot += TM_STRIPS) {
         *slot ^= TM_LITTLE_STRIP(*p) ^ slot[-TM_TAP_1 * TM_STRIPS] ^ slot[-TM_TAP_2 * TM_STRIPS] ^
                  slot[-TM_TAP_3 * TM_STRIPS];
-        if (copying) {
+        if (copying && TM_STRIPS == 1) {
             stream_row(copy, *p), copy += TM_PRINT_ROW;
         }
     }
@@ -43,8 +43,8 @@ TM_INLINE void TM_NAMED(strip)(tm_strip *restrict slot, const tm_strip *restrict
 
 /* A few rows at a time, so that reading memory, folding the other strips from the cache and writing past it
  * alternate quickly. */
-TM_INLINE void TM_NAMED(pass)(void *slot, const void *data, size_t rows, tm_ahead ahead, int copying,
-                              char *copy) {
+TM_INLINE void TM_NAMED(run)(void *slot, const void *data, size_t rows, int copying, char *copy,
+                             const char *ahead) {
     tm_strip *to = slot;
     const tm_strip *p = data;
     for (size_t part; rows > 0; rows -= part, p += part * TM_STRIPS, to += part * TM_STRIPS) {
@@ -52,46 +52,48 @@ TM_INLINE void TM_NAMED(pass)(void *slot, const void *data, size_t rows, tm_ahea
         if (copying) {
             tm_stream_ahead(copy, part);
         }
-        TM_NAMED(strip)(to, p, part, ahead, copying && TM_STRIPS == 1, copy);
+        TM_NAMED(strip)(to, p, part, 1, copying, copy, ahead);
         for (int strip = 1; strip < TM_STRIPS; strip++) {
-            TM_NAMED(strip)(to + strip, p + strip, part, TM_AHEAD_NOT, 0, NULL);
+            TM_NAMED(strip)(to + strip, p + strip, part, 0, 0, NULL, NULL);
+        }
+        if (copying && TM_STRIPS > 1) {
+            tm_stream_lines(copy, p, part);
         }
         if (copying) {
-            if (TM_STRIPS > 1) {
-                tm_stream_lines(copy, p, part);
-            }
-            copy += part * TM_PRINT_ROW;
+            copy += part * TM_PRINT_ROW, ahead += part * TM_PRINT_ROW;
         }
     }
 }
 
-TM_NOINLINE void TM_NAMED(run)(void *slot, const void *data, size_t rows) {
-    TM_NAMED(pass)(slot, data, rows, TM_AHEAD, 0, NULL);
+/* The slot of the next row; *turn: how many of the rows fit behind it. */
+static void *TM_NAMED(slot)(tm_print_window *window, size_t rows, size_t *turn) {
+    if (window->next == TM_SPAN) {
+        memcpy(window->row, window->row + TM_SPAN, sizeof window->row[0] * TM_PRINT_GUARD);
+        window->next = 0;
+    }
+    void *slot = window->row[TM_PRINT_GUARD + window->next];
+    *turn = TM_SPAN - window->next < rows ? TM_SPAN - window->next : rows;
+    window->next += *turn;
+    window->rows += (int64_t)*turn;
+    return slot;
 }
 
-TM_NOINLINE void TM_NAMED(run_copying)(void *slot, const void *data, size_t rows, char *copy) {
-    TM_NAMED(pass)(slot, data, rows, TM_AHEAD_BEYOND, 1, copy);
-}
-
-static void TM_NAMED(rows)(tm_print_window *window, const void *data, size_t rows, void *copy) {
+TM_NOINLINE void TM_NAMED(rows)(tm_print_window *window, const void *data, size_t rows) {
     const char *p = data;
+    for (size_t turn; rows > 0; rows -= turn, p += turn * TM_PRINT_ROW) {
+        void *slot = TM_NAMED(slot)(window, rows, &turn);
+        TM_NAMED(run)(slot, p, turn, 0, NULL, NULL);
+    }
+}
+
+TM_NOINLINE void TM_NAMED(rows_copying)(tm_print_window *window, const void *data, size_t rows, void *copy,
+                                        const void *ahead) {
+    const char *p = data, *later = ahead != NULL ? ahead : data;
     char *out = copy;
-    window->rows += (int64_t)rows;
-    while (rows > 0) {
-        if (window->next == TM_SPAN) {
-            memcpy(window->row, window->row + TM_SPAN, sizeof window->row[0] * TM_PRINT_GUARD);
-            window->next = 0;
-        }
-        size_t turn = TM_SPAN - window->next < rows ? TM_SPAN - window->next : rows;
-        if (out == NULL) {
-            TM_NAMED(run)(window->row[TM_PRINT_GUARD + window->next], p, turn);
-        } else {
-            TM_NAMED(run_copying)(window->row[TM_PRINT_GUARD + window->next], p, turn, out);
-            out += turn * TM_PRINT_ROW;
-        }
-        window->next += turn;
-        p += turn * TM_PRINT_ROW;
-        rows -= turn;
+    for (size_t turn, done; rows > 0; rows -= turn, p += done, out += done, later += done) {
+        void *slot = TM_NAMED(slot)(window, rows, &turn);
+        done = turn * TM_PRINT_ROW;
+        TM_NAMED(run)(slot, p, turn, 1, out, later);
     }
 }
 
@@ -118,8 +120,10 @@ static void TM_NAMED(rows)(tm_print_window *window, const void *data, size_t row
             x[l] = (type)(x[l] ^ sum);                                                                       \
         }                                                                                                    \
     }
-TM_DEFINE_FOLD(fold_words, uint64_t)
-TM_DEFINE_FOLD(fold_bytes, uint8_t)
+TM_DEFINE_FOLD(fold_64, uint64_t)
+TM_DEFINE_FOLD(fold_32, uint32_t)
+TM_DEFINE_FOLD(fold_16, uint16_t)
+TM_DEFINE_FOLD(fold_8, uint8_t)
 #undef TM_DEFINE_FOLD
 
 /* acc * z^TM_BITS + block, where z^TM_BITS is a sum of four small powers. */
@@ -139,35 +143,51 @@ TM_INLINE tm_gf TM_NAMED(step)(tm_gf acc, tm_gf block) {
 /* Room for a full window, a tail, and what folding reads behind them. */
 #define TM_ROOM ((TM_SPAN + 1) * TM_PRINT_WORDS + 2 * TM_SPAN)
 
-/* The residue of n words (zero behind them): 8 * TM_SPAN bytes, then TM_SPAN bytes, then the digest. */
+/* More than TM_SPAN elements of `size` bytes become TM_SPAN of them; what folding them as smaller ones reads
+ * behind is cleared. */
+#define TM_FOLD_TO(size, name, member)                                                                       \
+    if (length > (size) * TM_SPAN) {                                                                         \
+        TM_NAMED(name)(x.member, length / (size));                                                           \
+        length = (size) * TM_SPAN;                                                                           \
+        memset(x.byte + length, 0, length);                                                                  \
+    }
+
+/* The residue of n words (zero behind them): ever smaller elements, then the digest step by step. Straight
+ * from 8 bytes to 1 each step would wait for what the one before it stored. */
 TM_NOINLINE tm_gf TM_NAMED(residue)(uint64_t *words, size_t n) {
-    uint8_t bytes[(8 + 2) * TM_SPAN] = {0};
+    _Alignas(64) union {
+        uint64_t word[3 * TM_SPAN];
+        uint32_t half[6 * TM_SPAN];
+        uint16_t quarter[12 * TM_SPAN];
+        uint8_t byte[24 * TM_SPAN];
+    } x;
     tm_gf acc = {0, 0};
     if (n > TM_SPAN) {
-        TM_NAMED(fold_words)(words, n);
+        TM_NAMED(fold_64)(words, n);
         n = TM_SPAN;
     }
     for (size_t i = 0; i < n; i++) {
-        uint64_t word = TM_LITTLE(words[i]);
-        memcpy(bytes + 8 * i, &word, 8);
+        x.word[i] = TM_LITTLE(words[i]);
     }
+    memset(x.word + n, 0, sizeof x - 8 * n);
     size_t length = 8 * n;
-    if (length > TM_SPAN) {
-        TM_NAMED(fold_bytes)(bytes, length);
-        length = TM_SPAN;
-    }
+    TM_FOLD_TO(4, fold_32, half)
+    TM_FOLD_TO(2, fold_16, quarter)
+    TM_FOLD_TO(1, fold_8, byte)
     for (size_t i = (length + TM_BITS / 8 - 1) / (TM_BITS / 8); i-- > 0;) {
         uint64_t pair[2] = {0, 0};
-        memcpy(pair, bytes + i * (TM_BITS / 8), TM_BITS / 8);
+        memcpy(pair, x.byte + i * (TM_BITS / 8), TM_BITS / 8);
         acc = TM_NAMED(step)(acc, (tm_gf){TM_LITTLE(pair[0]), TM_LITTLE(pair[1])});
     }
     return acc;
 }
+#undef TM_FOLD_TO
 
-/* Little-endian bytes as words; the last one is filled up with zeros. */
+/* Little-endian bytes as words; the last one is filled up with zeros, and what folding reads follows. */
 TM_INLINE size_t TM_NAMED(words)(uint64_t *words, const void *data, size_t bytes) {
     size_t n = (bytes + 7) / 8;
     memcpy(words, data, bytes);
+    memset((char *)words + bytes, 0, 8 * (n + 2 * TM_SPAN) - bytes);
     for (size_t i = 0; i < n; i++) {
         words[i] = TM_LITTLE(words[i]);
     }
@@ -175,32 +195,28 @@ TM_INLINE size_t TM_NAMED(words)(uint64_t *words, const void *data, size_t bytes
 }
 
 static tm_gf TM_NAMED(small)(const void *data, size_t bytes) {
-    uint64_t words[TM_ROOM] = {0};
-    size_t n = bytes > 0 ? TM_NAMED(words)(words, data, bytes) : 0;
+    _Alignas(64) uint64_t words[TM_ROOM];
+    size_t n = TM_NAMED(words)(words, bytes > 0 ? data : words, bytes);
     return TM_NAMED(residue)(words, n);
 }
 
 /* A row of the window holds what it would hand on to later rows; only rows that left the window have done so.
  * Adding the rows TM_TAP_1, 2, 3 before it, those still in the window, takes the others' part out again. */
 static tm_gf TM_NAMED(close)(const tm_print_window *window, const void *tail, size_t bytes) {
-    uint64_t words[TM_ROOM] = {0};
+    _Alignas(64) uint64_t room[TM_PRINT_GUARD * TM_PRINT_WORDS + TM_ROOM],
+        *words = room + TM_PRINT_GUARD * TM_PRINT_WORDS;
     size_t rows = window->rows < TM_SPAN ? (size_t)window->rows : TM_SPAN;
     size_t oldest = window->rows < TM_SPAN ? 0 : window->next % TM_SPAN;
-    size_t n = rows * TM_PRINT_WORDS;
 
+    memset(room, 0, sizeof window->row[0] * TM_PRINT_GUARD); /* before the oldest row */
     memcpy(words, window->row[TM_PRINT_GUARD + oldest], (rows - oldest) * TM_PRINT_ROW);
     memcpy(words + (rows - oldest) * TM_PRINT_WORDS, window->row[TM_PRINT_GUARD], oldest * TM_PRINT_ROW);
-    for (size_t i = n; i-- > TM_TAP_3 * TM_PRINT_WORDS;) {
-        words[i] ^= words[i - TM_TAP_1 * TM_PRINT_WORDS] ^ words[i - TM_TAP_2 * TM_PRINT_WORDS] ^
-                    words[i - TM_TAP_3 * TM_PRINT_WORDS];
+    for (tm_strip *strip = (tm_strip *)words + rows * TM_STRIPS; strip-- > (tm_strip *)words;) {
+        *strip ^= strip[-TM_TAP_1 * TM_STRIPS] ^ strip[-TM_TAP_2 * TM_STRIPS] ^ strip[-TM_TAP_3 * TM_STRIPS];
     }
-    for (size_t i = n < TM_TAP_3 * TM_PRINT_WORDS ? n : TM_TAP_3 * TM_PRINT_WORDS;
-         i-- > TM_TAP_1 * TM_PRINT_WORDS;) {
-        words[i] ^= words[i - TM_TAP_1 * TM_PRINT_WORDS];
-        words[i] ^= i >= TM_TAP_2 * TM_PRINT_WORDS ? words[i - TM_TAP_2 * TM_PRINT_WORDS] : 0;
-    }
-    n += TM_NAMED(words)(words + n, tail, bytes);
-    return TM_NAMED(residue)(words, n);
+    words += rows * TM_PRINT_WORDS;
+    size_t n = TM_NAMED(words)(words, tail, bytes);
+    return TM_NAMED(residue)(words - rows * TM_PRINT_WORDS, rows * TM_PRINT_WORDS + n);
 }
 
 #undef TM_SPAN

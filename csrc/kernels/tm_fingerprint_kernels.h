@@ -38,9 +38,12 @@ typedef struct tm_print_window {
 } tm_print_window;
 
 typedef struct tm_fingerprint_kernels {
-    /* Adds whole rows of little-endian bytes, any alignment. copy: NULL, or where to put them, aligned to
-     * TM_PRINT_ROW; they go there past the caches. */
-    void (*rows[TM_FINGERPRINT_WIDTHS])(tm_print_window *window, const void *data, size_t rows, void *copy);
+    /* Adds whole rows of little-endian bytes, any alignment. */
+    void (*rows[TM_FINGERPRINT_WIDTHS])(tm_print_window *window, const void *data, size_t rows);
+    /* The same for rows that somebody else has just read; they go to `copy`, aligned to TM_PRINT_ROW, past
+     * the caches. ahead: as many bytes that memory is asked for meanwhile, or NULL. */
+    void (*rows_copying[TM_FINGERPRINT_WIDTHS])(tm_print_window *window, const void *data, size_t rows,
+                                                void *copy, const void *ahead);
     /* To be called once after copies, before anyone else may look at them. */
     void (*fence)(void);
     /* The residue of the rows and of `bytes` < TM_PRINT_ROW behind them, divided by y^max(0, rows - span). */
