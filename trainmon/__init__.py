@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from trainmon.backend.determinism import deterministic as deterministic
     from trainmon.config import ConfigError as ConfigError
     from trainmon.config import load_config as load_config
+    from trainmon.health import TrainingStopped as TrainingStopped
     from trainmon.monitor import TrainMonitor as TrainMonitor
     from trainmon.ops import AttentionLogits as AttentionLogits
     from trainmon.ops import AttentionRows as AttentionRows
@@ -76,6 +77,7 @@ _HOME = {
     "ConfigError": "trainmon.config",
     "load_config": "trainmon.config",
     "TrainMonitor": "trainmon.monitor",
+    "TrainingStopped": "trainmon.health",
     "CastLosses": "trainmon.ops",
     "AttentionLogits": "trainmon.ops",
     "AttentionRows": "trainmon.ops",

@@ -219,6 +219,7 @@ class TrainBegin:
     consumed_tokens: int = 0
     consumed_samples: int = 0
     host: str = "none"
+    actions: Collection[Action] = ENGINE_ACTIONS
     host_config: Mapping[str, Any] = field(default_factory=dict)
     reproduction: Mapping[str, Any] = field(default_factory=dict)
     time: float | None = None

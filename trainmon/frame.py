@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -58,6 +58,7 @@ class Part:
     Attributes:
         subjects: one a value, if the values belong to named things; ranks may have different ones.
         places: where this rank's own values stand among all ranks'; None: they are all, in this order.
+        early: known when gradients are ready, before weights are updated.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Part:
     index: int = -1
     subjects: tuple[str, ...] | None = None
     places: NDArray[np.int64] | None = None
+    early: bool = False
 
     @property
     def own(self) -> int:
@@ -148,13 +150,20 @@ class Registry:
         self._frozen = False
 
     def part(
-        self, name: str, reduce: Reduce, size: int = 1, *, subjects: Sequence[str] | None = None
+        self,
+        name: str,
+        reduce: Reduce,
+        size: int = 1,
+        *,
+        subjects: Sequence[str] | None = None,
+        early: bool = False,
     ) -> Part:
         """The part of this name, made on first use; series share parts by naming them alike.
 
         Args:
             size: number of values, the same on every rank.
             subjects: one name a value instead; the ranks' own are merged by name.
+            early: whether the probe can give it before weights are updated (``Probe.before_update``).
 
         Raises:
             ValueError: the part exists with another reduce, size or subjects, or the layout is fixed already.
@@ -171,7 +180,7 @@ class Registry:
             return known
         if self._frozen:
             raise ValueError(f"part {name!r} comes after the layout was fixed")
-        part = self.parts[name] = Part(name, reduce, size, index=len(self.parts), subjects=names)
+        part = self.parts[name] = Part(name, reduce, size, index=len(self.parts), subjects=names, early=early)
         return part
 
     def add(
@@ -386,12 +395,14 @@ class Frame:
         elapsed: float,
         total_steps: int | None,
         due: Callable[[str], bool],
+        unknown: Collection[str] = (),
         ranks: Mapping[str, RankSpread] | None = None,
     ) -> Snapshot:
         """Derives every series of the probes that were due. The frame may be cleared afterwards.
 
         Args:
             due: whether the probe of this name was due in this step.
+            unknown: probes whose values are null in this step, whatever the frame holds.
             ranks: what the ranks' own values say, if they were compared.
         """
         scalars: dict[str, float | None] = {}
@@ -401,6 +412,8 @@ class Frame:
                 if not due(series.probe):
                     continue
                 values, valid = self._derive(series)
+                if series.probe in unknown:
+                    valid = np.zeros_like(valid)
                 if series.optional and not valid.any():
                     continue
                 if series.subjects is None:
@@ -411,6 +424,11 @@ class Frame:
                     for subject, value, known in zip(series.subjects, values, valid, strict=True):
                         scalars[concrete_name(series.name, subject)] = float(value) if known else None
         return Snapshot(self.step, wall_time, elapsed, scalars, tuple(tables), total_steps, ranks or {})
+
+    def value(self, series: Series) -> float | None:
+        """A scalar series; None is null."""
+        values, valid = self._derive(series)
+        return float(values[0]) if valid[0] else None
 
     def _derive(self, series: Series) -> tuple[Floats, Flags]:
         """Values and validity of a series; either may be a view into the frame."""

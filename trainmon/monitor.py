@@ -16,7 +16,7 @@ import re
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypeVar
 
 from trainmon.backend import Backend, Lazy, PackedRead
@@ -24,6 +24,7 @@ from trainmon.backend.host import HostBackend
 from trainmon.config import TrainMonitorConfig, load_config
 from trainmon.dist import Group, Lost, Merging, Single
 from trainmon.events import (
+    Decision,
     Event,
     ExceptionRaised,
     GradsReady,
@@ -35,17 +36,21 @@ from trainmon.events import (
 )
 from trainmon.findings import Finding
 from trainmon.frame import Floats, Frame, Registry, ratio
-from trainmon.health.episode import Episode
+from trainmon.health import TrainingStopped
+from trainmon.health.health import SERIES as HEALTH_SERIES
+from trainmon.health.health import Outcome
 from trainmon.messages import Told, found_together, pack_messages, together
 from trainmon.pieces import share_pieces
 from trainmon.probes.base import ProbeContext, Sample
 from trainmon.rankwise import RankWise
 from trainmon.replicas import Check, Replicas
 from trainmon.run import Run
+from trainmon.series import catalogue
 from trainmon.signals import TerminationHook
 from trainmon.slots import Slot, build_slots
 from trainmon.spread import RankSpread
 from trainmon.summary import Summary
+from trainmon.supervision import Supervision
 
 __all__ = ["TrainMonitor"]
 
@@ -57,9 +62,14 @@ _VIEWS = (GradsReady, ModuleSeen)
 _OUTBOX = 32
 #: Findings of one rank that may wait for the next report; the first ones are nearest to the cause.
 _FOUND = 64
+#: Ends that all ranks come to at the same step.
+_AGREED = ("completed", "stopped")
 #: A probe is switched off after so many failures.
 PATIENCE = 3
 E = TypeVar("E", bound=Event)
+
+#: What a rank says of a probe that is switched off, 1 of one that failed in this step.
+_OFF = 2.0
 
 #: The engine's own series (overhead) belong to no section; they are there in every published frame.
 _OWN = "monitor"
@@ -74,6 +84,7 @@ class _Pending:
     samples: list[tuple[Slot, Sample]]
     due: frozenset[str]  # the same on all ranks
     check: Check | None  # of replicas, whose prints are the last value read
+    failed: frozenset[int]  # slots of probes that raised in this step, or are off
     wall_time: float
     elapsed: float
     overhead_ns: int
@@ -123,6 +134,7 @@ class TrainMonitor:
         self._report: _Report | None = None
         self._rankwise: RankWise | None = None
         self._replicas: Replicas | None = None
+        self._supervision: Supervision | None = None
         self._outbox: list[Told] = []
         self._findings: list[Finding] = []
         self._summary = Summary()
@@ -132,6 +144,7 @@ class TrainMonitor:
         self._closed = False
         self._pid = os.getpid()
         self._ended: tuple[str, str | None] = ("completed", None)
+        self._stop_reason: str | None = None
         self._termination: TerminationHook | None = None
 
     # -- the life of a run ------------------------------------------------------------------------------------------
@@ -154,7 +167,6 @@ class TrainMonitor:
         self._began = time.perf_counter()
         self._begin_event = event
         self.step = event.resumed_step
-        self._episode = Episode(self._group.size)
         context = ProbeContext(event, self._backend, self.say, self._found)
         for slot in self._slots:
             slot.probe.begin(context)
@@ -164,6 +176,11 @@ class TrainMonitor:
             self._replicas = Replicas(self.config.replicas, self._group, self._backend)
         self._register()
         units = {series.name: series.spec.unit for series in self._registry.series.values()}
+        if self.config.health is not None:
+            self._supervision = Supervision(
+                self.config.health, event, self._slots, self._group, self._backend, self._registry
+            )
+            units |= {name: catalogue()[name].unit for name in HEALTH_SERIES}
         self._run = Run(self.config, event, units, event.host, share=self._of_rank_0, bridge=self._bridge)
         self._summary.directory = self._run.info.directory
         self._listen()
@@ -171,6 +188,8 @@ class TrainMonitor:
         self._at_exit = lambda: (bound := closer()) and bound(status="unfinished", reason="the program ended")
         atexit.register(self._at_exit)
         self._termination = TerminationHook(lambda: self.close(status="terminated", reason="SIGTERM"))
+        if self._supervision is not None:
+            self._say_everywhere(self._supervision.idle)
         if event.layout.world > self._group.size:
             self.say(
                 "warning",
@@ -210,12 +229,13 @@ class TrainMonitor:
             elif isinstance(event, ExceptionRaised):
                 self._ended = _how_it_ended(event)
             elif isinstance(event, TrainEnd):
-                self._ended = ("completed" if event.reason == "completed" else event.reason, None)
+                self._ended = event.reason, self._stop_reason if event.reason == "stopped" else None
             for slot, method in self._listeners.get(kind, ()):
                 if slot.active:
                     try:
                         method(event)
                     except Exception as error:
+                        slot.trouble = True
                         self._failed(slot, error)
             if isinstance(event, StepEnd):
                 self._end_step(event)
@@ -281,7 +301,7 @@ class TrainMonitor:
         try:
             if status is None:
                 status, reason = self._ended
-            if status != "completed":
+            if status not in _AGREED:
                 self._alone = True  # the others may be anywhere: no collective is started or waited for
             self._flush()
             if not self._alone:
@@ -340,6 +360,7 @@ class TrainMonitor:
                 try:
                     samples.append((slot, slot.probe.close(event)))
                 except Exception as error:
+                    slot.trouble = True
                     self._failed(slot, error)
         if self._group.size == 1 and any(slot.probe.stale for slot in self._slots if not slot.off):
             self._register()
@@ -357,11 +378,14 @@ class TrainMonitor:
             samples=samples,
             due=due,
             check=check,
+            failed=frozenset(index for index, slot in enumerate(self._slots) if slot.trouble or slot.off),
             wall_time=time.time(),
             elapsed=time.perf_counter() - self._began,
             overhead_ns=spent,
             seconds=seconds,
         )
+        for slot in self._slots:
+            slot.trouble = False
         self._summary.steps += 1
         self._summary.last_step = event.step
         self._summary.wall_seconds += seconds or 0.0
@@ -386,7 +410,7 @@ class TrainMonitor:
         pending, self._pending = self._pending, None
         if pending is None or self._run is None:
             return
-        values = pending.read.wait()
+        values, failed = pending.read.wait(), set(pending.failed)
         frame, at = self._frames[pending.event.step % 2], 0
         frame.clear(pending.event.step)
         for slot, sample in pending.samples:
@@ -395,6 +419,7 @@ class TrainMonitor:
             try:
                 sample.write(frame, mine)
             except Exception as error:
+                failed.add(self._slots.index(slot))
                 self._failed(slot, error)
         findings = [finding for finding in self._findings if finding.step <= pending.event.step]
         self._findings = [finding for finding in self._findings if finding.step > pending.event.step]
@@ -403,6 +428,8 @@ class TrainMonitor:
         if pending.seconds is not None:
             frame.set(self._spent, pending.overhead_ns * 1e-9)
             frame.set(self._lasted, pending.seconds)
+        for index, slot in enumerate(self._slots):
+            frame.set(self._trouble, _OFF if slot.off else float(index in failed), index)
         messages, self._outbox = self._outbox, []
         merging: Merging | None = None
         if self._merges:
@@ -438,24 +465,33 @@ class TrainMonitor:
             frame.forget_shared()
         spreads = self._compare(merged)
         self._check_replicas(merged)
-        switched_off = {slot.probe.name for slot in self._slots if slot.off}
+        # What one rank could not give is missing in what all have: a probe that fails anywhere is null everywhere.
+        trouble = frame.get(self._trouble)[0]
+        switched_off = {
+            slot.probe.name for slot, mark in zip(self._slots, trouble, strict=True) if mark >= _OFF
+        }
         snapshot = frame.snapshot(
             wall_time=pending.wall_time,
             elapsed=pending.elapsed,
             total_steps=self._begin_event.total_steps,
             due=lambda name: (name in pending.due and name not in switched_off) or name == _OWN,
+            unknown={slot.probe.name for slot, mark in zip(self._slots, trouble, strict=True) if mark > 0},
             ranks=spreads,
         )
         stale, alarm = (frame.get(part)[0][0] > 0 for part in (self._stale, self._alarm))
+        everybody: list[bytes] | None = None
+        if report.merging is not None and merged and alarm:
+            everybody = self._exchange(report)
+        outcome = Outcome()
+        if self._supervision is not None:
+            findings = report.findings if everybody is None else found_together(everybody)
+            outcome = self._supervision.report(snapshot, findings, self._looked(pending.due))
+            published = self._supervision.published(merged)
+            snapshot = replace(snapshot, scalars={**snapshot.scalars, **published})
         self._summary.add(snapshot)
         self._run.put(snapshot)
-        findings = report.findings
-        if report.merging is not None and merged and alarm:
-            findings = self._tell(report.messages, findings)
-        else:
-            for told in report.messages:
-                self._say(told)
-        self._say_everywhere(self._episode.follow(pending.event.step, findings, self._looked(pending.due)))
+        self._tell(report.messages, everybody)
+        self._heed(outcome)
         if report.merging is not None and merged and stale:
             self._register()
 
@@ -503,21 +539,38 @@ class TrainMonitor:
             told = Told("error", "replicas_differ", str(one), one.step, asdict(one))
             self._say(told) if self._group.rank == 0 else self._outbox.append(told)
 
-    def _tell(self, messages: list[Told], findings: list[Finding]) -> list[Finding]:
-        """Some rank has something to say: rank 0 says it for all of them. Returns the findings of all ranks."""
-        mine = pack_messages(messages, findings)
+    def _exchange(self, report: _Report) -> list[bytes]:
+        """Some rank has something to say: everybody's messages and findings, by rank."""
+        mine = pack_messages(report.messages, report.findings)
         try:
-            everybody = self._group.exchange(mine)
+            return self._group.exchange(mine)
         except Lost as lost:
             self._lose(lost)
-            everybody = [pack_messages([])] * self._group.rank + [mine]
-        if self._group.rank == 0:
+            return [pack_messages([])] * self._group.rank + [mine]
+
+    def _tell(self, messages: list[Told], everybody: list[bytes] | None) -> None:
+        """Rank 0 says what all ranks have to say, the others their own part if they write at all."""
+        if everybody is None:
+            for told in messages:
+                self._say(told)
+        elif self._group.rank == 0:
             for told in together(everybody, self._group.size):
                 self._say(told)
         elif self._run is not None and self._run.writes:
             for told in messages:
                 self._say(told)
-        return found_together(everybody)
+
+    def _heed(self, outcome: Outcome) -> None:
+        """Says what came of a report."""
+        self._say_everywhere(outcome.messages)
+
+    def decide(self) -> Decision:
+        """What the rules have decided since this was asked last, for the adapter to carry out; the same on every rank at
+        the same point of its program, but for what follows from a lost rank."""
+        decision = Decision() if self._supervision is None else self._supervision.take_decision()
+        if decision.stop:
+            self._stop_reason = decision.reason
+        return decision
 
     def _looked(self, due: frozenset[str]) -> Callable[[str], bool]:
         """Whether a series belongs to a probe that is due; one that is not published is asked for no longer."""
@@ -535,6 +588,8 @@ class TrainMonitor:
             self._alone = True
             text = f"{lost}: values of all ranks are null from now on (training goes on if it can)"
             self._say(Told("error", "ranks_lost", text, self.step))
+            if self._supervision is not None:
+                self._supervision.lost(self.step, str(lost))
 
     def _register(self) -> None:
         """Lays out all series anew: at the start, and when parameters came or went. All ranks do so together, with
@@ -550,6 +605,7 @@ class TrainMonitor:
             registry.part("monitor.stale", "max"),
             registry.part("monitor.alarm", "max"),
         )
+        self._trouble = registry.part("monitor.trouble", "max", max(len(self._slots), 1))
         registry.add("perf/monitor_overhead", (self._spent, self._lasted), ratio, probe=_OWN)
         if self._rankwise is not None:
             self._rankwise.register(registry)
@@ -568,6 +624,8 @@ class TrainMonitor:
             registry.freeze()
         self._share_pieces()
         self._registry, self._frames = registry, (Frame(registry), Frame(registry))
+        if self._supervision is not None:
+            self._supervision.take_layout(registry)
 
     def _share_pieces(self) -> None:
         """Of ranks that hold the same piece of a parameter the lowest owns it."""
@@ -627,4 +685,6 @@ def _stands_out(name: str, rank: int, spread: RankSpread, step: int) -> Told:
 def _how_it_ended(event: ExceptionRaised) -> tuple[str, str]:
     if isinstance(event.exception, KeyboardInterrupt):
         return "interrupted", "Ctrl-C"
+    if isinstance(event.exception, TrainingStopped):
+        return "stopped", event.exception.reason
     return "failed", f"{type(event.exception).__name__}: {event.exception}"

@@ -31,6 +31,7 @@ class Slot:
         due: whether this step is shown.
         failures: how often it raised.
         off: switched off for good.
+        trouble: whether it raised in this step.
     """
 
     probe: Probe
@@ -40,6 +41,7 @@ class Slot:
     due: bool = False
     failures: int = 0
     off: bool = False
+    trouble: bool = False
 
     @property
     def active(self) -> bool:

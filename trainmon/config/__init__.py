@@ -6,6 +6,7 @@
 from .bind import bind
 from .errors import ConfigError, Place, Problem
 from .fields import key, section
+from .health import HealthConfig, RuleConfig, WebhookConfig, glob_pattern
 from .load import load_config
 from .schema import (
     Cadence,
@@ -28,19 +29,23 @@ __all__ = [
     "ConfigError",
     "CsvSink",
     "GradientsConfig",
+    "HealthConfig",
     "JsonlSink",
     "LogSink",
     "LossConfig",
     "Place",
     "Problem",
+    "RuleConfig",
     "Selection",
     "SinksConfig",
     "TensorBoardSink",
     "ThroughputConfig",
     "TimingConfig",
     "TrainMonitorConfig",
+    "WebhookConfig",
     "Window",
     "bind",
+    "glob_pattern",
     "key",
     "load_config",
     "section",

@@ -172,6 +172,8 @@ class _Binder:
             return self.literal(hint, value, metadata)
         if origin is tuple:
             return self.items(hint, value, metadata)
+        if origin is Mapping:
+            return self.mapping(hint, value, metadata)
         if origin is re.Pattern:
             return self.pattern(hint, value, metadata)
         return {bool: self.boolean, int: self.integer, float: self.number, str: self.string}[hint](
@@ -221,6 +223,22 @@ class _Binder:
         if not entries and metadata.get("nonempty"):
             return self.complain(value, "the list is empty; remove the key to select everything")
         return tuple(self.value(get_args(hint)[0], entry, metadata) for entry in entries)
+
+    def mapping(self, hint: Any, value: Value, metadata: Mapping[str, Any]) -> Any:
+        """Any names, values of one type: true and false are the numbers 1 and 0, null stands for itself."""
+        if not isinstance(value.data, dict):
+            return self.mismatch(hint, value, metadata)
+        result: dict[str, Any] = {}
+        for name, child in value.data.items():
+            if not isinstance(name, str):
+                self.complain(child, f"expected a key that is text, found {Value(name).found()}")
+            elif child.data is None:
+                result[name] = None
+            elif isinstance(child.data, bool):
+                result[name] = float(child.data)
+            else:
+                result[name] = self.value(get_args(hint)[1], child, {})
+        return result
 
     def pattern(self, hint: Any, value: Value, metadata: Mapping[str, Any]) -> Any:
         if not isinstance(value.data, str):
@@ -314,6 +332,9 @@ def _named(entry: Value) -> tuple[str, Value] | None:
 def _at(value: Value, path: str) -> Value:
     """The value at a dotted path below a section, or the nearest one above it that was written."""
     for name in path.split("."):
+        if isinstance(value.data, list) and name.isdigit():
+            value = value.data[int(name)]
+            continue
         if not isinstance(value.data, dict):
             break
         value = (

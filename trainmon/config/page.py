@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from .fields import not_built, plain, yaml_key
 from .schema import TrainMonitorConfig
@@ -59,7 +59,7 @@ def _section(cls: type, path: str) -> Iterator[str]:
         aliases = "".join(f" Also `{alias}`." for alias in field.metadata.get("aliases", ()))
         expects = describe(hint, field.metadata)
         yield f"| `{name}` | {expects} | {_default(field)} | {field.metadata['doc']}{aliases} |"
-        for kind in members(hint):
+        for kind in [item for member in members(hint) for item in (member, *get_args(member)[:1])]:
             # A section's window has the keys of the top-level one.
             if dataclasses.is_dataclass(kind) and isinstance(kind, type) and not (path and name == "window"):
                 nested.setdefault(kind, f"{path}.{name}".lstrip("."))

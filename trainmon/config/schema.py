@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal
 from trainmon.events import Flow
 
 from .fields import key, plain, section
+from .health import HealthConfig
 
 __all__ = [
     "ActivationsConfig",
@@ -340,6 +341,7 @@ class TrainMonitorConfig:
     moments: MomentsConfig | None = section(None, "The optimizer's moments.")
     throughput: ThroughputConfig | None = section(ThroughputConfig(), "Throughput.")
     timing: TimingConfig | None = section(TimingConfig(), "Times.")
+    health: HealthConfig | None = section(HealthConfig(), "Whether the run is healthy.")
     comparison: ComparisonConfig | None = section(ComparisonConfig(), "Ranks compared with each other.")
     replicas: ReplicasConfig | None = section(ReplicasConfig(), "Replicas compared bit by bit.")
     sinks: SinksConfig = key(SinksConfig(), "Where the values go.")
@@ -349,7 +351,7 @@ class TrainMonitorConfig:
 
     not_built: ClassVar[tuple[str, ...]] = (
         *("updates", "spectral", "attention", "moe", "memory"),
-        *("collectives", "profiler", "health", "checkpoint", "recovery", "overhead"),
+        *("collectives", "profiler", "checkpoint", "recovery", "overhead"),
     )
 
     def check(self) -> Iterator[tuple[str, str]]:

@@ -32,10 +32,14 @@ def _alternatives(hint: Any, metadata: Mapping[str, Any]) -> list[str]:
         return [repr(choice) for choice in get_args(hint)]
     if origin is tuple:
         items = _alternatives(get_args(hint)[0], metadata)
+        if get_origin(get_args(hint)[0]) is Literal:
+            return [*items, "a list of these"]
         several = [re.sub(r"^(?:an? )?(.*?)(?= of |$)", r"a list of \1s", item) for item in items]
         return items + several if metadata.get("single") else several
     if origin is re.Pattern:
         return ["a regular expression"]
+    if origin is Mapping:
+        return ["a mapping of names to numbers"]
     if hint is bool:
         return ["true", "false"]
     if hint is str:

@@ -26,8 +26,11 @@ from trainmon.backend.determinism import reproduction
 from trainmon.backend.host import HostBackend
 from trainmon.dist import Group
 from trainmon.events import (
+    ENGINE_ACTIONS,
+    Action,
     DataBegin,
     DataEnd,
+    Decision,
     EvalBegin,
     EvalEnd,
     ExceptionRaised,
@@ -43,10 +46,14 @@ from trainmon.events import (
     TrainBegin,
     TrainEnd,
 )
+from trainmon.health import TrainingStopped
 from trainmon.monitor import TrainMonitor
 from trainmon.summary import Summary
 
 __all__ = ["TorchLoop", "attach"]
+
+#: What a loop can do when a rule asks for it, as long as it looks at what ``grads_ready`` and ``should_stop`` say.
+ACTIONS = ENGINE_ACTIONS | {Action.SKIP_STEP, Action.STOP, Action.RAISE}
 
 
 def attach(
@@ -88,7 +95,7 @@ def attach(
         ValueError: the ranks measure different things.
     """
     monitor = TrainMonitor(config, **overrides)
-    group = _group()
+    group = _group(60.0 if monitor.config.health is None else monitor.config.health.timeout)
     layout = layout_from_environment() if group is None else Layout(group.rank, group.size)
     return TorchLoop(
         model,
@@ -101,6 +108,7 @@ def attach(
             consumed_tokens=consumed_tokens,
             consumed_samples=consumed_samples,
             host="torch",
+            actions=ACTIONS,
             reproduction=reproduction(),
         ),
         _choose_backend(model, backend),
@@ -108,7 +116,7 @@ def attach(
     )
 
 
-def _group() -> Group | None:
+def _group(timeout: float) -> Group | None:
     """All ranks of torch.distributed, if there are several."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return None
@@ -116,7 +124,7 @@ def _group() -> Group | None:
         return None
     from trainmon.dist.torch_group import TorchGroup
 
-    return TorchGroup()
+    return TorchGroup(timeout)
 
 
 def _choose_backend(model: torch.nn.Module, wanted: str) -> Backend:
@@ -156,6 +164,7 @@ class TorchLoop:
         self._stepped = False
         self._missed = 0
         self._partial_said = False
+        self._stop = Decision()
         self._handles: list[Any] = []
         self._inside = Inside(model, monitor, lambda: self._micro)
         self._hooked: list[torch.optim.Optimizer] = []
@@ -247,6 +256,9 @@ class TorchLoop:
             samples: sequences in this step.
             grad_norm: the norm before clipping (``clip_grad_norm_`` returns it), if ``grads_ready`` is not called.
             overflow: whether a loss scaler skipped the update.
+
+        Raises:
+            TrainingStopped: a rule with the action ``raise`` ends the run; on every rank at the same step.
             loss_parts: named losses of the step, if no micro-batch gave them.
         """
         now, step = time.perf_counter(), self._step
@@ -268,6 +280,18 @@ class TorchLoop:
         self._hook_optimizers()
         self._step += 1
         self._begin_step()
+        self._obey(self.monitor.decide())
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether a rule with the action ``stop`` has ended the run: leave the loop. It turns true on every rank at the
+        same step, in ``step_end`` or ``grads_ready``."""
+        return self._stop.stop
+
+    @property
+    def stop_reason(self) -> str | None:
+        """Why the run should stop."""
+        return self._stop.reason if self._stop.stop else None
 
     def summary(self) -> Summary:
         """What was seen so far."""
@@ -285,7 +309,7 @@ class TorchLoop:
     def close(self) -> None:
         """Ends the run: hooks are removed, files written. Idempotent."""
         self._remove_hooks()
-        self.monitor.handle(TrainEnd(self._step - 1, "completed"))
+        self.monitor.handle(TrainEnd(self._step - 1, "stopped" if self._stop.stop else "completed"))
         self.monitor.close()
 
     def __enter__(self) -> TorchLoop:
@@ -300,6 +324,12 @@ class TorchLoop:
         self._remove_hooks()
         self.monitor.handle(ExceptionRaised(self._step, "step", error))
         self.monitor.close()
+
+    def _obey(self, decision: Decision) -> None:
+        if decision.stop:
+            self._stop = decision
+        if Action.RAISE in decision.actions:
+            raise TrainingStopped(decision)
 
     # -- hooks ------------------------------------------------------------------------------------------------------
 

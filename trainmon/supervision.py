@@ -1,0 +1,180 @@
+"""The engine's side of health: what rules are shown, what is merged for them, and what becomes of their decisions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from trainmon.backend import Backend, Lazy
+from trainmon.config import HealthConfig
+from trainmon.dist import Group
+from trainmon.events import Action, Decision, TrainBegin
+from trainmon.findings import Finding
+from trainmon.frame import Registry, Snapshot
+from trainmon.gate import Gate
+from trainmon.health.health import Health, Outcome
+from trainmon.health.rules import check_actions
+from trainmon.messages import Told
+from trainmon.probes.base import Sample
+from trainmon.series import concrete_name
+from trainmon.slots import Slot
+
+__all__ = ["Supervision"]
+
+
+class Supervision:
+    """Health of one run, on one rank; all ranks come to the same.
+
+    Args:
+        section: the configuration.
+        begin: the run.
+        slots: the probes.
+        group: the ranks.
+        backend: where tensors live.
+
+    Raises:
+        ConfigError: a rule asks for what the host can't do.
+    """
+
+    def __init__(
+        self,
+        section: HealthConfig,
+        begin: TrainBegin,
+        slots: Sequence[Slot],
+        group: Group,
+        backend: Backend,
+        registry: Registry,
+    ) -> None:
+        self._slots, self._group, self._backend = slots, group, backend
+        self._askable = [slot for slot in slots if hasattr(slot.probe, "before_update")]
+        self.take_layout(registry)
+        self.health = Health(section, group.size, self._gate.names)
+        check_actions(self.health.rules, begin.actions, begin.host)
+        self.idle = self.health.check(_names(registry))
+        self._on_lost = section.on_lost
+        self._decision = Decision()
+
+    def take_layout(self, registry: Registry) -> None:
+        """New series; the detectors of old ones go on."""
+        self._gate = Gate(registry, [slot.probe.name for slot in self._askable])
+        # What a rank has for itself would make ranks decide differently.
+        own = [one for one in registry.series.values() if any(part.reduce == "local" for part in one.parts)]
+        self._own_tables = {one.name for one in own}
+        self._own_scalars = {name for one in own for name in _concrete(one.name, one.subjects)}
+
+    # -- before the update ------------------------------------------------------------------------------------------
+
+    def asks(self) -> list[Slot]:
+        """The probes whose numbers rules want before the update of this step; the same on every rank."""
+        if not self.health.gated:
+            return []
+        wanted = self._gate.probes_of({name for name in self._gate.names if self.health.wants(name)})
+        return [slot for slot in self._askable if slot.due and slot.probe.name in wanted]
+
+    def look_before(
+        self,
+        step: int,
+        slots: Sequence[Slot],
+        failed: Callable[[Slot, Exception], None],
+        find: Callable[[], list[Finding]],
+    ) -> Outcome:
+        """Asks, merges and judges.
+
+        Args:
+            slots: of :meth:`asks`.
+            failed: takes what a probe raised.
+            find: the findings of all ranks; called on all of them or on none.
+
+        Raises:
+            Lost: a rank is gone.
+        """
+        frame, bad = self._gate.frame, set[str]()
+        frame.clear(step)
+        samples: list[tuple[Slot, Sample]] = []
+        lazies: list[Lazy] = []
+        for slot in slots:
+            if slot.off:
+                bad.add(slot.probe.name)
+                continue
+            try:
+                sample: Sample = slot.probe.before_update()  # type: ignore[attr-defined]
+            except Exception as error:
+                bad.add(slot.probe.name)
+                failed(slot, error)
+            else:
+                samples.append((slot, sample))
+                lazies += sample.lazies
+        values, at = self._backend.read(lazies).wait(), 0
+        for slot, sample in samples:
+            mine = values[at : at + len(sample.lazies)]
+            at += len(sample.lazies)
+            try:
+                sample.write(frame, mine)
+            except Exception as error:
+                bad.add(slot.probe.name)
+                failed(slot, error)
+        # Every rank comes here, whatever went wrong on it: the others would wait.
+        known = {slot.probe.name for slot in slots} - self._gate.take(
+            self._group.gather(self._gate.row(bad)).wait()
+        )
+        outcome = self.health.look_before(step, self._gate.scalars(known), find)
+        self._keep(outcome.decision)
+        return outcome
+
+    # -- reports ----------------------------------------------------------------------------------------------------
+
+    def report(
+        self, snapshot: Snapshot, findings: Sequence[Finding], looked: Callable[[str], bool]
+    ) -> Outcome:
+        """Judges a merged report.
+
+        Args:
+            findings: of all ranks.
+            looked: whether a series was looked at in this step.
+        """
+        scalars = {name: value for name, value in snapshot.scalars.items() if name not in self._own_scalars}
+        tables = [table for table in snapshot.tables if table.series not in self._own_tables]
+        outcome = self.health.report(snapshot.step, scalars, tables, findings, looked)
+        self._keep(outcome.decision)
+        return outcome
+
+    def published(self, merged: bool) -> Mapping[str, float | None]:
+        """``health/...`` of the last report; null once ranks are lost."""
+        values = self.health.values()
+        return values if merged else dict.fromkeys(values)
+
+    def lost(self, step: int, text: str) -> None:
+        """Ranks are gone: each of those that are left decides for itself."""
+        if self._on_lost != "log":
+            self._keep(Decision(step, frozenset({Action(self._on_lost)}), text))
+
+    def take_decision(self) -> Decision:
+        """What was decided since the last call."""
+        decision, self._decision = self._decision, Decision()
+        return decision
+
+    def _keep(self, decision: Decision) -> None:
+        if decision.actions:
+            mine = self._decision
+            self._decision = Decision(
+                decision.step, mine.actions | decision.actions, mine.reason or decision.reason
+            )
+
+    # -- state ------------------------------------------------------------------------------------------------------
+
+    def load_state_dict(self, state: Mapping[str, object], step: int) -> list[Told]:
+        """Goes on from a state; one that can't be used is said, and all starts anew."""
+        try:
+            return self.health.load_state_dict(state, step)
+        except (ValueError, TypeError) as error:
+            self.health.restart()
+            return [Told("warning", "health_not_restored", f"{error}: detectors start anew", step)]
+
+
+def _concrete(name: str, subjects: Sequence[str] | None) -> list[str]:
+    if subjects is None or not name.endswith(">"):
+        return [name]
+    return [concrete_name(name, subject) for subject in subjects]
+
+
+def _names(registry: Registry) -> list[str]:
+    return [name for one in registry.series.values() for name in _concrete(one.name, one.subjects)]
