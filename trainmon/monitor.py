@@ -330,6 +330,11 @@ class TrainMonitor:
                 self._termination.remove()
             self.overhead_ns += time.perf_counter_ns() - entered
 
+    @property
+    def host_reads(self) -> int:
+        """Transfers of numbers from a device so far: at most one a step."""
+        return self._backend.reads
+
     def overhead_share(self) -> float | None:
         """Seconds inside trainmon over the seconds of all steps so far; None before the first step has ended."""
         seconds = self._summary.wall_seconds

@@ -111,8 +111,9 @@ class TorchBackend:
         return Lazy((), finish)
 
     def scalar(self, value: Any) -> Lazy:
-        if isinstance(value, torch.Tensor) and value.device.type != "cpu":
-            return Lazy((value.detach().reshape(1),), lambda values: values)
+        if isinstance(value, torch.Tensor) and value.device.type == self.device.type:
+            # A copy: a captured graph writes the next loss to the same place.
+            return Lazy((value.detach().reshape(1).clone(),), lambda values: values)
         number = np.array([float(value)])
         return Lazy((), lambda: number)
 
