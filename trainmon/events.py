@@ -15,6 +15,8 @@ from typing import Any, Literal, Protocol
 __all__ = [
     "ENGINE_ACTIONS",
     "Action",
+    "AttentionLayer",
+    "AttentionSeen",
     "BackwardEnd",
     "DataBegin",
     "DataEnd",
@@ -30,6 +32,7 @@ __all__ = [
     "GradsReady",
     "Layout",
     "Load",
+    "MaxLogits",
     "MicroEnd",
     "ModuleSeen",
     "Observed",
@@ -37,7 +40,10 @@ __all__ = [
     "OptimizerEnd",
     "OptimizerView",
     "Phase",
+    "QueryKey",
+    "RowSums",
     "Save",
+    "Scores",
     "ShardInfo",
     "StepBegin",
     "StepEnd",
@@ -188,11 +194,22 @@ class Layout:
     Attributes:
         counts_tokens: whether this rank's loss and tokens count. Ranks that see the same tokens (tensor parallel, the
             stages of a pipeline) count once: one of them says yes.
+        data_rank: which part of the global batch this rank is fed: ranks with equal numbers see the same tokens. None:
+            not told; then ranks that count tokens have different ones.
     """
 
     rank: int = 0
     world: int = 1
     counts_tokens: bool = True
+    data_rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionLayer:
+    """A layer whose logits will be seen, and how many heads it seems to have (None: not known before they are seen)."""
+
+    name: str
+    heads: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,9 +218,11 @@ class Observed:
 
     Attributes:
         modules: names of the modules of :class:`ModuleSeen`.
+        attention: layers of :class:`AttentionSeen`.
     """
 
     modules: Sequence[str] = ()
+    attention: Sequence[AttentionLayer] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,6 +326,59 @@ class ModuleSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class MaxLogits:
+    """Largest logits that the model keeps itself: one a head, or one for the layer."""
+
+    values: Any
+
+
+@dataclass(frozen=True, slots=True)
+class RowSums:
+    """Row maxima and softmax denominators [..., heads, rows] that a fused kernel returns."""
+
+    maxima: Any
+    sums: Any
+
+
+@dataclass(frozen=True, slots=True)
+class QueryKey:
+    """What the logits are made of: q [..., Hq, Sq, D] and k [..., Hk, Sk, D].
+
+    Attributes:
+        causal: row i sees the keys up to i + ``q_start``.
+        mask: what a row may see, [..., Hq, Sq, Sk] or what broadcasts to it: bool (True: may) or added to the scores.
+    """
+
+    q: Any
+    k: Any
+    scale: float
+    causal: bool = True
+    q_start: int = 0
+    mask: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """The input of softmax, [..., heads, Sq, Sk], masked places very low."""
+
+    values: Any
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSeen:
+    """Logits of one call of an attention layer in training, borrowed: good until the event has been handled.
+
+    Attributes:
+        first_head: place of the first head given among the layer's heads on all ranks.
+    """
+
+    layer: str
+    logits: MaxLogits | RowSums | QueryKey | Scores
+    micro: int = 0
+    first_head: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class GradsReady:
     """Gradients are alive in ``phase``; they still carry ``loss_scale``."""
 
@@ -392,6 +464,7 @@ Event = (
     | BackwardEnd
     | MicroEnd
     | ModuleSeen
+    | AttentionSeen
     | GradsReady
     | OptimizerBegin
     | OptimizerEnd

@@ -32,6 +32,11 @@ Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 Reduce = Literal["sum", "max", "min", "cat", "local"]
 
+#: Scopes whose values are shown as tables.
+_LISTED = frozenset({"tensor", "local", "head", "expert"})
+#: Scalars of a step. With more of them, values of layers are tables too.
+SCALARS = 200
+
 #: Maps the parts' values (each ``[size]`` float64) to ``(values, defined)``.
 Derive = Callable[..., tuple[Floats, "Flags | bool"]]
 
@@ -87,6 +92,7 @@ class Series:
     probe: str
     sees_null: bool = False
     optional: bool = False
+    crowded: bool = False  # whether values of layers are too many for scalars
 
     @property
     def name(self) -> str:
@@ -95,7 +101,8 @@ class Series:
     @property
     def listed(self) -> bool:
         """Whether this is a table (values of single tensors, of micro-batches) rather than a few scalars."""
-        return self.subjects is not None and (self.numbered or self.spec.scope in ("tensor", "local"))
+        listed = self.spec.scope in _LISTED or (self.crowded and self.spec.scope == "layer")
+        return self.subjects is not None and (self.numbered or listed)
 
     @property
     def numbered(self) -> bool:
@@ -252,6 +259,12 @@ class Registry:
                     offset += part.size
             ends.append(offset)
         self.sum_size, self.max_size, self.size = ends[0], ends[1] - ends[0], offset
+        if (
+            sum(1 if s.subjects is None else len(s.subjects) for s in self.series.values() if not s.listed)
+            > SCALARS
+        ):
+            for name, series in self.series.items():
+                self.series[name] = dataclasses.replace(series, crowded=True)
         self._frozen = True
 
     def _unite(self, ranks: Sequence[Mapping[str, Any]]) -> None:
@@ -281,7 +294,7 @@ class Registry:
                 part.subjects, part.size = everyone, len(everyone)
         for series in list(self.series.values()):
             named = [part.subjects for part in series.parts if part.subjects is not None]
-            if named:
+            if named and series.subjects is not None:
                 self.series[series.name] = dataclasses.replace(series, subjects=named[0])
 
 
@@ -346,6 +359,12 @@ class Frame:
         at = part.offset + (indices if part.places is None else part.places[indices])
         self.values[at] = -values if part.reduce == "min" else values
         self.valid[at] = True
+
+    def replace(self, part: Part, values: Floats, valid: Flags | bool = True) -> None:
+        """Writes the values of all ranks' subjects at once, after merging."""
+        where = slice(part.offset, part.offset + part.size)
+        self.values[where] = -values if part.reduce == "min" else values
+        self.valid[where] = valid
 
     def get(self, part: Part) -> tuple[Floats, Flags]:
         """``(values, valid)`` of a part, all ranks' subjects, in its own sign."""

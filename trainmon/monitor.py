@@ -24,6 +24,7 @@ from trainmon.backend.host import HostBackend
 from trainmon.config import TrainMonitorConfig, load_config
 from trainmon.dist import Group, Lost, Merging, Single
 from trainmon.events import (
+    AttentionSeen,
     Decision,
     Event,
     ExceptionRaised,
@@ -40,7 +41,7 @@ from trainmon.health import TrainingStopped
 from trainmon.health.health import SERIES as HEALTH_SERIES
 from trainmon.health.health import Outcome
 from trainmon.messages import Told, found_together, pack_messages, together
-from trainmon.pieces import share_pieces
+from trainmon.pieces import LayerWatcher, share_layers, share_pieces
 from trainmon.probes.base import ProbeContext, Sample
 from trainmon.rankwise import RankWise
 from trainmon.replicas import Check, Replicas
@@ -57,7 +58,7 @@ __all__ = ["TrainMonitor"]
 _logger = logging.getLogger("trainmon")
 
 #: Events that show tensors: not made unless a probe wants them.
-_VIEWS = (GradsReady, ModuleSeen)
+_VIEWS = (GradsReady, ModuleSeen, AttentionSeen)
 #: Messages that may wait for the next report.
 _OUTBOX = 32
 #: Findings of one rank that may wait for the next report; the first ones are nearest to the cause.
@@ -633,16 +634,20 @@ class TrainMonitor:
             self._supervision.take_layout(registry)
 
     def _share_pieces(self) -> None:
-        """Of ranks that hold the same piece of a parameter the lowest owns it."""
-        model = self._begin_event.model
-        if model is None or not self._merges:
+        """Of ranks that hold the same piece of a parameter the lowest owns it; and of ranks that see the same tokens in
+        the same part of a layer."""
+        if not self._merges:
             return
+        model = self._begin_event.model
+        watchers = [slot.probe for slot in self._slots if isinstance(slot.probe, LayerWatcher)]
         try:
-            pieces = share_pieces(model, self._group)
+            pieces = None if model is None else share_pieces(model, self._group)
+            if watchers:
+                share_layers(watchers, self._begin_event.layout, self._group)
         except Lost as lost:
             self._lose(lost)
             return
-        if self._replicas is not None:
+        if self._replicas is not None and model is not None and pieces is not None:
             self._replicas.register(model.parameter_names(), pieces)
 
     def _listen(self) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from trainmon.config import TrainMonitorConfig
 from trainmon.probes.activations import ActivationsProbe
+from trainmon.probes.attention import AttentionProbe
 from trainmon.probes.base import Probe
 from trainmon.probes.gradients import GradientsProbe
 from trainmon.probes.loss import LossProbe
@@ -109,6 +110,13 @@ def build_slots(config: TrainMonitorConfig) -> list[Slot]:
                 norm=moments.norm,
                 per_parameter=moments.per_parameter,
                 negative=moments.negative,
+            )
+        )
+    if config.attention is not None:
+        attention = config.attention
+        add(
+            AttentionProbe(
+                sample_rows=attention.rows or None, per_head=attention.per_head, tau=attention.qk_clip
             )
         )
     if config.throughput is not None:

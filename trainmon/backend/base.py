@@ -14,12 +14,18 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["SUMMARY_COLUMNS", "Backend", "Lazy", "PackedRead"]
+from trainmon.ops.attention_records import SUMS
+
+__all__ = ["ATTENTION_COLUMNS", "SUMMARY_COLUMNS", "Backend", "Lazy", "PackedRead"]
 
 Floats = NDArray[np.float64]
 
 #: Columns of :meth:`Backend.summaries`. ``first_bad`` is NaN where the backend can't say.
 SUMMARY_COLUMNS = ("sumsq", "absmax", "n_nan", "n_posinf", "n_neginf", "first_bad")
+
+
+#: Rows of what the attention primitives return: ``AttentionLogits`` of trainmon.ops, field by field.
+ATTENTION_COLUMNS = ("max", *SUMS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +91,43 @@ class Backend(Protocol):
 
     def scalar(self, value: Any) -> Lazy:
         """One number from anything with one element (Python, NumPy, a tensor of any dtype), shape ``[1]``."""
+        ...
+
+    def vector(self, value: Any) -> Lazy:
+        """All numbers of a number or small tensor, one axis."""
+        ...
+
+    def attention(
+        self,
+        q: Any,
+        k: Any,
+        *,
+        scale: float,
+        causal: bool,
+        q_start: int,
+        mask: Any,
+        sample_rows: int | None,
+        seed: int,
+    ) -> Lazy:
+        """Logits scale * q . k at point ``scaled``, :data:`ATTENTION_COLUMNS` by heads of q, shape ``[13, Hq]``.
+
+        Args:
+            q: [..., Hq, Sq, D].
+            k: [..., Hk, Sk, D], Hq a multiple of Hk.
+            causal: row i sees the keys up to i + ``q_start``.
+            mask: what a row may see besides, broadcasting to [..., Hq, Sq, Sk]: bool, or added to the scores, of which
+                only what is hopelessly low counts. None: everything.
+            sample_rows: of each head and sequence, drawn with ``seed``: ``sampled_places`` of trainmon.ops.attention.
+        """
+        ...
+
+    def attention_scores(self, scores: Any, *, sample_rows: int | None, seed: int) -> Lazy:
+        """As :meth:`attention`, of scores [..., heads, Sq, Sk] as softmax takes them: point ``masked``."""
+        ...
+
+    def attention_rows(self, row_max: Any, row_sum: Any) -> Lazy:
+        """As :meth:`attention`, of row maxima and sums [..., heads, rows] of a fused kernel; columns that need the number
+        of keys are NaN or 0."""
         ...
 
     def read(self, lazies: Sequence[Lazy]) -> PackedRead:

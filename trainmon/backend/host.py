@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from trainmon.backend.base import Floats, Lazy
-from trainmon.ops import LossAccumulator, fingerprint, multi_norm, tensor_stats
+from trainmon.backend.scores import allowed_by, as_float32, rows_of_products, rows_of_scores
+from trainmon.ops import (
+    AttentionLogits,
+    AttentionRows,
+    LossAccumulator,
+    attention_logits,
+    fingerprint,
+    multi_norm,
+    tensor_stats,
+)
+from trainmon.ops.attention import sampled_places
+from trainmon.ops.attention_mask import MaskKind
 
 __all__ = ["HostBackend"]
 
@@ -60,6 +72,43 @@ class HostBackend:
     def scalar(self, value: Any) -> Lazy:
         return _known(np.array([float(value)]))
 
+    def vector(self, value: Any) -> Lazy:
+        array = as_float32(value) if hasattr(value, "__dlpack__") else np.asarray(value)
+        return _known(array.reshape(-1).astype(np.float64))
+
+    def attention(
+        self,
+        q: Any,
+        k: Any,
+        *,
+        scale: float,
+        causal: bool,
+        q_start: int,
+        mask: Any,
+        sample_rows: int | None,
+        seed: int,
+    ) -> Lazy:
+        if mask is None:
+            kind: MaskKind = "causal" if causal else "full"
+            return _logits(
+                attention_logits(q, k, scale, kind, q_start=q_start, sample_rows=sample_rows, seed=seed)
+            )
+        queries, keys = q.shape[-2], k.shape[-2]
+        rows = sampled_places(queries, sample_rows or queries, seed)
+        allowed = allowed_by(mask, rows)
+        if causal:
+            allowed = allowed & (np.arange(keys) <= rows[:, None] + q_start)
+        return _logits(rows_of_products(q, k, scale, rows, allowed).logits(), q.shape)
+
+    def attention_scores(self, scores: Any, *, sample_rows: int | None, seed: int) -> Lazy:
+        rows = sampled_places(scores.shape[-2], sample_rows or scores.shape[-2], seed)
+        return _logits(rows_of_scores(scores, rows).logits("masked"), scores.shape)
+
+    def attention_rows(self, row_max: Any, row_sum: Any) -> Lazy:
+        m, total = (as_float32(x).astype(np.float64) for x in (row_max, row_sum))
+        rows = AttentionRows(max=m, sum=total)
+        return _logits(rows.logits())
+
     def read(self, lazies: Sequence[Lazy]) -> HostRead:
         return HostRead([lazy.finish() for lazy in lazies])
 
@@ -89,3 +138,11 @@ def _propagating(stats: Any, field: str) -> Floats:
 
 def _known(values: Floats) -> Lazy:
     return Lazy((), lambda: values)
+
+
+def _logits(logits: AttentionLogits, shape: Sequence[int] | None = None) -> Lazy:
+    """``shape`` [..., heads, rows, x]: all rows, of which some were read."""
+    columns = np.concatenate([logits.max[None], logits.sums])
+    if shape is not None:
+        columns[-1] = math.prod(shape[:-3]) * shape[-2]
+    return _known(columns)

@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from trainmon.backend.base import Floats, Lazy
+from trainmon.backend.base import ATTENTION_COLUMNS, Floats, Lazy
 from trainmon.backend.host import prints
+from trainmon.backend.torch_attention import product_sums, rows_given, score_sums
+from trainmon.ops.attention import sampled_places
 
 __all__ = ["TorchBackend"]
 
@@ -117,6 +119,45 @@ class TorchBackend:
         number = np.array([float(value)])
         return Lazy((), lambda: number)
 
+    def vector(self, value: Any) -> Lazy:
+        if isinstance(value, torch.Tensor):
+            return Lazy((value.detach().reshape(-1),), lambda values: values)
+        numbers = np.asarray(value, np.float64).reshape(-1)
+        return Lazy((), lambda: numbers)
+
+    def attention(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        *,
+        scale: float,
+        causal: bool,
+        q_start: int,
+        mask: Any,
+        sample_rows: int | None,
+        seed: int,
+    ) -> Lazy:
+        with torch.no_grad():
+            rows = self._places(q.shape[-2], sample_rows, seed, q.device)
+            return _columns(product_sums(q, k, scale, rows, causal, q_start, mask, self._wide))
+
+    def attention_scores(self, scores: torch.Tensor, *, sample_rows: int | None, seed: int) -> Lazy:
+        with torch.no_grad():
+            rows = self._places(scores.shape[-2], sample_rows, seed, scores.device)
+            return _columns(score_sums(scores, rows, self._wide))
+
+    def attention_rows(self, row_max: torch.Tensor, row_sum: torch.Tensor) -> Lazy:
+        with torch.no_grad():
+            return _columns(rows_given(row_max, row_sum, self._wide))
+
+    @property
+    def _wide(self) -> torch.dtype:
+        return torch.float64 if self.float64 else torch.float32
+
+    @staticmethod
+    def _places(count: int, wanted: int | None, seed: int, device: torch.device) -> torch.Tensor:
+        return torch.from_numpy(sampled_places(count, wanted or count, seed)).to(device)
+
     def read(self, lazies: Sequence[Lazy]) -> TorchRead:
         handles = [handle for lazy in lazies for handle in lazy.handles]
         if not handles:
@@ -176,3 +217,7 @@ class TorchRead:
             results.append(lazy.finish(*columns[at : at + len(lazy.handles)]))
             at += len(lazy.handles)
         return results
+
+
+def _columns(sums: torch.Tensor) -> Lazy:
+    return Lazy((sums.reshape(-1),), lambda values: values.reshape(len(ATTENTION_COLUMNS), -1))

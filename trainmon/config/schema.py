@@ -16,6 +16,7 @@ from .health import HealthConfig
 
 __all__ = [
     "ActivationsConfig",
+    "AttentionConfig",
     "BridgeSink",
     "Cadence",
     "ComparisonConfig",
@@ -191,6 +192,37 @@ class MomentsConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class AttentionConfig:
+    """Attention logits: how large they get, and how much softmax spreads them, by layer and head."""
+
+    every: int | None = key(20, "Every how many steps.", minimum=1, aliases=_STEP_ALIASES)
+    window: Window | None = key(None, f"The steps that are looked at{_INHERIT}.")
+    hooks: bool = key(True, "Look at what the attention layers that are found give to their kernels.")
+    layers: Patterns | None = key(
+        None, "Modules that are attention layers besides those that are recognised, by name.", single=True
+    )
+    rows: int = key(
+        16,
+        "Query rows that are read of each head, sequence and call, other ones each time; 0: all.",
+        minimum=0,
+    )
+    tracked: Patterns = key(
+        (re.compile(r"^_?max_(attention_|attn_)?logits?(_buffer)?$"),),
+        "Buffers and attributes in which the model keeps largest logits itself, read at the end of the step.",
+        single=True,
+    )
+    per_head: bool = key(False, "The largest logit of each head.")
+    qk_clip: float | None = key(
+        None,
+        "The largest logit that QK-clip lets be: shows its factors; null: they are not shown.",
+        minimum=1e-300,
+    )
+    target: Patterns | None = key(None, f"Layers to look at, by name{_INHERIT}.", single=True, nonempty=True)
+    exclude: Patterns | None = key(None, f"Layers to leave out, by name{_INHERIT}.", single=True)
+    invert: bool | None = key(None, f"Look at what `target` does not match{_INHERIT}.")
+
+
+@dataclass(frozen=True, slots=True)
 class ThroughputConfig:
     """Tokens and samples a second."""
 
@@ -336,9 +368,10 @@ class TrainMonitorConfig:
     invert: bool = key(False, "Look at what `target` does not match.")
     loss: LossConfig | None = section(LossConfig(), "The loss.")
     gradients: GradientsConfig | None = section(GradientsConfig(), "Gradients.")
-    activations: ActivationsConfig | None = section(None, "Activations.")
     weights: WeightsConfig | None = section(WeightsConfig(), "Weights.")
     moments: MomentsConfig | None = section(None, "The optimizer's moments.")
+    activations: ActivationsConfig | None = section(None, "Activations.")
+    attention: AttentionConfig | None = section(None, "Attention logits.")
     throughput: ThroughputConfig | None = section(ThroughputConfig(), "Throughput.")
     timing: TimingConfig | None = section(TimingConfig(), "Times.")
     health: HealthConfig | None = section(HealthConfig(), "Whether the run is healthy.")
@@ -350,12 +383,12 @@ class TrainMonitorConfig:
     )
 
     not_built: ClassVar[tuple[str, ...]] = (
-        *("updates", "spectral", "attention", "moe", "memory"),
+        *("updates", "spectral", "moe", "memory"),
         *("collectives", "profiler", "checkpoint", "recovery", "overhead"),
     )
 
     def check(self) -> Iterator[tuple[str, str]]:
-        for name in ("gradients", "activations", "weights", "moments"):
+        for name in ("gradients", "weights", "moments", "activations", "attention"):
             part = getattr(self, name)
             if part is None:
                 continue

@@ -146,11 +146,11 @@ def attention_logits(
     if softcap is not None and not (softcap > 0 and math.isfinite(softcap)):
         raise ValueError(f"softcap must be positive and finite, not {softcap!r}")
     batch, heads, queries, keys, depth = _shapes(q, k)
-    rows = None if sample_rows is None else _sample(queries, sample_rows, seed, "sample_rows")
+    rows = None if sample_rows is None else sampled_places(queries, sample_rows, seed, "sample_rows")
     read = None
     if sample_heads is not None:
         read = np.zeros(heads, np.bool_)
-        read[_sample(heads, sample_heads, seed, "sample_heads")] = True
+        read[sampled_places(heads, sample_heads, seed, "sample_heads")] = True
     where = intervals(mask, batch, queries, keys, window, q_start, k_start, q_mask, k_mask, documents, rows)
     if sinks is not None:
         sinks = np.ascontiguousarray(sinks, np.float64)
@@ -266,7 +266,7 @@ def _scale(scale: float | None, depth: int) -> float:
     return float(scale)
 
 
-def _sample(count: int, wanted: int, seed: int, name: str) -> Index:
+def sampled_places(count: int, wanted: int, seed: int, name: str = "wanted") -> Index:
     """`wanted` of `count` numbers, evenly spaced from a random offset: each is as likely as any other."""
     if wanted < 1:
         raise ValueError(f"{name} must be at least 1, not {wanted}")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from torch import nn
 
+from trainmon.adapters.torch_loop.attention import AttentionHooks, TrackedLogits, attention_layers
 from trainmon.adapters.torch_loop.modules import ModuleHooks, hookable
-from trainmon.events import ModuleSeen, Observed
+from trainmon.events import AttentionSeen, ModuleSeen, Observed
 from trainmon.monitor import TrainMonitor
 
 __all__ = ["Inside"]
@@ -21,47 +22,75 @@ class Inside:
     """
 
     def __init__(self, model: nn.Module, monitor: TrainMonitor, micro: Callable[[], int]) -> None:
-        self._monitor = monitor
-        self._compiled: list[str] = []
+        self._monitor, self._micro = monitor, micro
         self._paused = False
-        config = monitor.config
+        self._left_out: list[tuple[str, Sequence[str]]] = []
         self._modules: ModuleHooks | None = None
-        names: list[str] = []
+        self._attention: AttentionHooks | None = None
+        self._tracked: TrackedLogits | None = None
+        config = monitor.config
+        if config.activations is None and config.attention is None:
+            self.observed = Observed()
+            return
+        modules, compiled = hookable(model)
+        chosen: dict[str, nn.Module] = {}
         if config.activations is not None:
-            modules, compiled = hookable(model)
             selection = config.selection("activations")
             chosen = {name: module for name, module in modules.items() if name in selection}
-            names = list(chosen)
-            self._compiled = [name for name in compiled if name in selection]
             self._modules = ModuleHooks(chosen, config.activations.flows, monitor, micro)
-        self.observed = Observed(modules=names)
+            self._left_out.append(("activations", [name for name in compiled if name in selection]))
+        if config.attention is not None:
+            selection = config.selection("attention")
+            wanted = {name: module for name, module in modules.items() if name in selection}
+            found = attention_layers(wanted, config.attention.layers) if config.attention.hooks else {}
+            self._attention = AttentionHooks(found, monitor, micro)
+            self._tracked = TrackedLogits(wanted, config.attention.tracked, monitor)
+            if not found and config.attention.hooks:
+                self._left_out.append(("attention", [name for name in compiled if name in selection]))
+        layers = [] if self._attention is None else self._attention.known()
+        self.observed = Observed(modules=list(chosen), attention=layers)
 
     def install(self, step: int) -> None:
         """The run has begun; says what can't be looked at."""
         if self._modules is not None and self._monitor.listens(ModuleSeen):
             self._modules.install()
-        if self._compiled:
-            shown = ", ".join(self._compiled[:3]) + (", ..." if len(self._compiled) > 3 else "")
-            self._monitor.say(
-                "warning",
-                "modules_compiled",
-                f"{len(self._compiled)} selected modules lie inside torch.compile, where no hook is called: {shown}; the "
-                "compiled module as a whole can be looked at, or compile later",
-                step=step,
-            )
+        if self._attention is not None and self._monitor.listens(AttentionSeen):
+            self._attention.install()
+        for section, names in self._left_out:
+            if names:
+                shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+                self._monitor.say(
+                    "warning",
+                    "modules_compiled",
+                    f"{section}: {len(names)} selected modules lie inside torch.compile, where no hook is called: "
+                    f"{shown}; the compiled module as a whole can be looked at, or compile later",
+                    step=step,
+                )
 
     def arm(self) -> None:
         """A step begins."""
         if self._modules is not None:
             self._modules.arm(self._monitor.wants(ModuleSeen) and not self._paused)
+        if self._attention is not None:
+            self._attention.on = self._monitor.wants(AttentionSeen) and not self._paused
 
     def pause(self, paused: bool) -> None:
         """An evaluation begins or ends: what flows then is not training's."""
         self._paused = paused
         if self._modules is not None:
             self._modules.on = self._monitor.wants(ModuleSeen) and not paused
+        if self._attention is not None:
+            self._attention.on = self._monitor.wants(AttentionSeen) and not paused
+
+    def step_ends(self) -> None:
+        """Reads what the model keeps itself."""
+        if self._tracked is not None and self._monitor.wants(AttentionSeen):
+            tracked = self._tracked
+            self._monitor.guard(lambda: tracked.poll(self._micro()))
 
     def remove(self) -> None:
         """Idempotent, and in any order with other hooks."""
         if self._modules is not None:
             self._modules.remove()
+        if self._attention is not None:
+            self._attention.remove()

@@ -9,7 +9,7 @@ gone after ``close``; nothing is patched.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from types import TracebackType
@@ -28,6 +28,7 @@ from trainmon.dist import Group
 from trainmon.events import (
     ENGINE_ACTIONS,
     Action,
+    AttentionSeen,
     DataBegin,
     DataEnd,
     Decision,
@@ -36,10 +37,13 @@ from trainmon.events import (
     ExceptionRaised,
     GradsReady,
     Layout,
+    MaxLogits,
     MicroEnd,
     OptimizerBegin,
     OptimizerEnd,
     Phase,
+    QueryKey,
+    RowSums,
     StepBegin,
     StepEnd,
     TokenLosses,
@@ -67,6 +71,7 @@ def attach(
     consumed_samples: int = 0,
     backend: Literal["auto", "host", "torch"] = "auto",
     counts_tokens: bool = True,
+    data_rank: int | None = None,
     **overrides: Any,
 ) -> TorchLoop:
     """Starts watching a loop; use it as a context manager, or call ``close()`` at the end.
@@ -87,6 +92,9 @@ def attach(
             if all parameters are in host memory.
         counts_tokens: whether this rank's loss, tokens and samples count. Of ranks that are fed the same tokens (tensor
             parallel) one says yes; of a pipeline's stages, one that knows the loss.
+        data_rank: which part of the global batch this rank is fed, any number: ranks with equal numbers are fed the same
+            tokens (tensor parallel, the stages of a pipeline). Without it, what layers see of their tokens is counted on
+            the ranks with ``counts_tokens``, and on all that see a layer that none of these sees.
         **overrides: top-level configuration keys.
 
     Raises:
@@ -102,7 +110,7 @@ def attach(
         optimizer,
         monitor,
         TrainBegin(
-            layout=replace(layout, counts_tokens=counts_tokens),
+            layout=replace(layout, counts_tokens=counts_tokens, data_rank=data_rank),
             resumed_step=resumed_step,
             total_steps=total_steps,
             consumed_tokens=consumed_tokens,
@@ -234,6 +242,61 @@ class TorchLoop:
         )
         self._micro += 1
 
+    def attention(self, layer: str, *, max_logit: Any, first_head: int = 0) -> None:
+        """Largest logits of this call of a layer, where the model knows them itself (section ``attention``).
+
+        Args:
+            layer: its name.
+            max_logit: one number for the layer, or one a head.
+            first_head: which of the layer's heads on all ranks the first one is (tensor parallel).
+        """
+        self._attention_seen(layer, lambda: MaxLogits(_detached(max_logit)), first_head)
+
+    def attention_rows(self, layer: str, row_max: Any, row_sum: Any, *, first_head: int = 0) -> None:
+        """What a fused kernel returns of each row: its largest logit and the sum of exp(logit - that).
+
+        Args:
+            layer: its name.
+            row_max, row_sum: [..., heads, rows].
+            first_head: as in :meth:`attention`.
+        """
+        self._attention_seen(layer, lambda: RowSums(_detached(row_max), _detached(row_sum)), first_head)
+
+    def attention_qk(
+        self,
+        layer: str,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        *,
+        scale: float | None = None,
+        causal: bool = True,
+        q_start: int = 0,
+        mask: torch.Tensor | None = None,
+        first_head: int = 0,
+    ) -> None:
+        """What a layer's kernel is given, after rotary embeddings and norms.
+
+        Args:
+            layer: its name.
+            q: [..., Hq, Sq, D].
+            k: [..., Hk, Sk, D], Hq a multiple of Hk.
+            scale: None is 1 / sqrt(D).
+            causal: row i sees the keys up to i + ``q_start``.
+            mask: what a row may see besides: bool (True: may) or added to the scores, broadcasting to [..., Hq, Sq, Sk].
+            first_head: as in :meth:`attention`.
+        """
+        size = q.shape[-1] ** -0.5 if scale is None else scale
+        self._attention_seen(
+            layer,
+            lambda: QueryKey(_detached(q), _detached(k), size, causal, q_start, _detached(mask)),
+            first_head,
+        )
+
+    def _attention_seen(
+        self, layer: str, make: Callable[[], MaxLogits | RowSums | QueryKey], first_head: int
+    ) -> None:
+        self.monitor.offer(AttentionSeen, lambda: AttentionSeen(layer, make(), self._micro, first_head))
+
     def grads_ready(self, *, clip_norm: float | None = None, loss_scale: float | None = None) -> None:
         """Gradients are final and not yet clipped. ``loss_scale``: what still multiplies them."""
         self._gradients("reduced", clip_norm, loss_scale)
@@ -261,6 +324,7 @@ class TorchLoop:
             TrainingStopped: a rule with the action ``raise`` ends the run; on every rank at the same step.
             loss_parts: named losses of the step, if no micro-batch gave them.
         """
+        self._inside.step_ends()
         now, step = time.perf_counter(), self._step
         self.monitor.offer(
             StepEnd,

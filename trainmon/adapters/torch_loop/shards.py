@@ -22,6 +22,7 @@ __all__ = [
     "piece",
     "place",
     "same_piece",
+    "start_along",
 ]
 
 _WHOLE = {True: ShardInfo(), False: ShardInfo(owner=False)}
@@ -41,6 +42,20 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 def is_partial(tensor: torch.Tensor) -> bool:
     """Whether ranks still hold summands of the tensor: their norms say nothing of the sum's."""
     return _is_dtensor(tensor) and any(placement.is_partial() for placement in tensor.placements)  # type: ignore[attr-defined]
+
+
+def start_along(tensor: torch.Tensor, dimension: int) -> int | None:
+    """Where this rank's piece begins along a dimension of a DTensor that is cut along it; None for any other tensor."""
+    if not _is_dtensor(tensor):
+        return None
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    shape, offset = compute_local_shape_and_global_offset(
+        tensor.shape,
+        tensor.device_mesh,  # type: ignore[attr-defined]
+        tensor.placements,  # type: ignore[attr-defined]
+    )
+    return int(offset[dimension]) if shape[dimension] < tensor.shape[dimension] else None
 
 
 def gathered(tensor: torch.Tensor, shard: torch.Tensor) -> bool:

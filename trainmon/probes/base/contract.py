@@ -67,6 +67,9 @@ class Probe(Protocol):
     stale: set by the probe when its series have to be registered anew (parameters came or went); until then it
         writes what the layout has.
 
+    A probe of what single layers see may have ``held()``, names of what this rank sees, alike on ranks that see the same
+    of the same tokens, and ``take_owners(names)``, which tells it what of that it contributes to sums over ranks.
+
     A probe may have a method ``merged(frame)``: called once the frame holds all ranks' values, to derive what needs
     memory of its own; it gives the same on every rank.
     """
