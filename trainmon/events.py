@@ -380,7 +380,8 @@ class AttentionSeen:
 
 @dataclass(frozen=True, slots=True)
 class GradsReady:
-    """Gradients are alive in ``phase``; they still carry ``loss_scale``."""
+    """Gradients are alive in ``phase``; they still carry ``loss_scale``. ``grad_norm``: their norm before clipping, if
+    the host has read it already."""
 
     step: int
     gradients: TensorView
@@ -388,6 +389,7 @@ class GradsReady:
     clip_norm: float | None = None
     learning_rates: Mapping[str, float] | None = None
     loss_scale: float | None = None
+    grad_norm: Any = None
 
 
 @dataclass(frozen=True, slots=True)

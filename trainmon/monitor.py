@@ -263,6 +263,36 @@ class TrainMonitor:
         finally:
             self.overhead_ns += time.perf_counter_ns() - entered
 
+    def before_update(self) -> Decision:
+        """What the rules say of a step whose gradients were just shown, before weights change: on every rank the same, at
+        the cost of one small collective; nothing is asked or merged unless ``health.gate`` says so."""
+        entered = time.perf_counter_ns()
+        try:
+            if self._supervision is not None and not (self._closed or self._alone):
+                self._look_before(self._supervision)
+        except Exception as error:
+            self._internal_error(error)
+        finally:
+            self.overhead_ns += time.perf_counter_ns() - entered
+        return self.decide()
+
+    def _look_before(self, supervision: Supervision) -> None:
+        slots = supervision.asks()
+        if not slots:
+            return
+        # What is found now is found again, and reported, at the end of the step.
+        kept, self._findings = self._findings, []
+        try:
+            self._heed(supervision.look_before(self.step, slots, self._failed, self._find))
+        except Lost as lost:
+            self._lose(lost)
+        finally:
+            self._findings = kept
+
+    def _find(self) -> list[Finding]:
+        """The findings of all ranks at a moment that all agreed on."""
+        return found_together(self._group.exchange(pack_messages([], self._findings)))
+
     def say(
         self,
         level: Literal["info", "warning", "error"],
@@ -308,6 +338,8 @@ class TrainMonitor:
             if not self._alone:
                 self._group.close()
             self._alone = True  # what is still said, this rank says itself
+            if self._supervision is not None:
+                self._say_everywhere(self._supervision.close())
             self._summary.overhead_share = self.overhead_share()
             switched_off = [slot.probe.name for slot in self._slots if slot.off]
             self._run.end(
@@ -335,6 +367,22 @@ class TrainMonitor:
     def host_reads(self) -> int:
         """Transfers of numbers from a device so far: at most one a step."""
         return self._backend.reads
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a later life of the run goes on from, as plain data."""
+        health = None if self._supervision is None else self._supervision.health.state_dict()
+        return {"step": self.step, "health": health}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from a state; one that can't be used is said, and all starts anew."""
+        entered = time.perf_counter_ns()
+        try:
+            if self._supervision is not None and state.get("health") is not None:
+                self._say_everywhere(self._supervision.load_state_dict(state["health"], self.step))
+        except Exception as error:
+            self._internal_error(error)
+        finally:
+            self.overhead_ns += time.perf_counter_ns() - entered
 
     def overhead_share(self) -> float | None:
         """Seconds inside trainmon over the seconds of all steps so far; None before the first step has ended."""
@@ -567,8 +615,13 @@ class TrainMonitor:
                 self._say(told)
 
     def _heed(self, outcome: Outcome) -> None:
-        """Says what came of a report."""
+        """Says what came of a report, to the webhook too, and keeps the run's state in run.json."""
         self._say_everywhere(outcome.messages)
+        if self._supervision is not None and self._run is not None:
+            self._supervision.notify(outcome.notices, self._run.info.name)
+            for told in outcome.messages:
+                if told.kind == "health_state":
+                    self._run.note_health(told.step, told.data["state"])
 
     def decide(self) -> Decision:
         """What the rules have decided since this was asked last, for the adapter to carry out; the same on every rank at

@@ -80,7 +80,7 @@ class Run:
                     directory,
                     name=name,
                     resumed_step=begin.resumed_step,
-                    config=config.to_dict(),
+                    config=_without_secrets(config.to_dict()),
                     versions=_versions(host),
                     units=units,
                     reproduction=begin.reproduction,
@@ -150,6 +150,14 @@ class Run:
         """Hands a message to the sinks; to Python's logging when there is none to show it."""
         self.writer.say(Message(level, kind, text, step, time.time(), data or {}))
 
+    def note_health(self, step: int, state: str) -> None:
+        """Keeps a change of the run's health in run.json."""
+        if self._file is not None:
+            try:
+                self._file.note_health(step, state)
+            except OSError as error:
+                _logger.warning("run.json could not be written: %s", error)
+
     def end(self, status: str, *, last_step: int, reason: str | None, counters: Mapping[str, Any]) -> None:
         """Writes everything that waits, then how the run ended. Bounded in time; may be called again."""
         writers = [self.writer] if self.bridge is None else [self.bridge, self.writer]
@@ -171,6 +179,17 @@ def _folder(name: str) -> str:
     plain = re.sub(r"[/\\\x00-\x1f]", "_", name)
     plain = plain.encode("utf-8", "surrogateescape")[:200].decode("utf-8", "ignore")
     return "_" + plain[1:] if plain.startswith(".") else plain or "_"
+
+
+def _without_secrets(config: dict[str, Any]) -> dict[str, Any]:
+    """The address of a webhook is often all that it takes to post there: its path stays out of the files."""
+    health = config.get("health") or {}
+    webhook = health.get("webhook") or {}
+    if webhook.get("url"):
+        scheme, _, rest = webhook["url"].partition("://")
+        hidden = {**webhook, "url": f"{scheme}://{rest.split('/')[0].rpartition('@')[2]}/..."}
+        return {**config, "health": {**health, "webhook": hidden}}
+    return config
 
 
 def _versions(host: str) -> dict[str, str]:

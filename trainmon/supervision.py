@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 
 from trainmon.backend import Backend, Lazy
-from trainmon.config import HealthConfig
+from trainmon.config import ConfigError, HealthConfig, Place, Problem, WebhookConfig
 from trainmon.dist import Group
 from trainmon.events import Action, Decision, TrainBegin
 from trainmon.findings import Finding
@@ -13,9 +15,11 @@ from trainmon.frame import Registry, Snapshot
 from trainmon.gate import Gate
 from trainmon.health.health import Health, Outcome
 from trainmon.health.rules import check_actions
+from trainmon.health.webhook import Webhook
 from trainmon.messages import Told
 from trainmon.probes.base import Sample
 from trainmon.series import concrete_name
+from trainmon.sinks.base import plain
 from trainmon.slots import Slot
 
 __all__ = ["Supervision"]
@@ -52,6 +56,7 @@ class Supervision:
         self.idle = self.health.check(_names(registry))
         self._on_lost = section.on_lost
         self._decision = Decision()
+        self._webhook = _webhook(section.webhook) if group.rank == 0 else None
 
     def take_layout(self, registry: Registry) -> None:
         """New series; the detectors of old ones go on."""
@@ -159,6 +164,25 @@ class Supervision:
                 decision.step, mine.actions | decision.actions, mine.reason or decision.reason
             )
 
+    # -- words ------------------------------------------------------------------------------------------------------
+
+    def notify(self, notices: Sequence[Told], run: str) -> None:
+        """Rank 0 tells the webhook."""
+        if self._webhook is not None:
+            for told in notices:
+                facts = {"run": run, "state": self.health.state.name.lower(), **asdict(told)}
+                self._webhook.put(plain(facts), urgent=told.level == "error")
+
+    def close(self) -> list[Told]:
+        """Ends the webhook; what it could not post is said."""
+        if self._webhook is None:
+            return []
+        self._webhook.close()
+        if not self._webhook.failed:
+            return []
+        text = f"{self._webhook.failed} posts to the webhook failed, the last with {self._webhook.error}"
+        return [Told("warning", "webhook_failed", text, self.health.step)]
+
     # -- state ------------------------------------------------------------------------------------------------------
 
     def load_state_dict(self, state: Mapping[str, object], step: int) -> list[Told]:
@@ -168,6 +192,18 @@ class Supervision:
         except (ValueError, TypeError) as error:
             self.health.restart()
             return [Told("warning", "health_not_restored", f"{error}: detectors start anew", step)]
+
+
+def _webhook(section: WebhookConfig | None) -> Webhook | None:
+    if section is None:
+        return None
+    url = section.url
+    if url is None and section.url_env is not None:
+        url = os.environ.get(section.url_env)
+        if not url:
+            problem = f"the environment variable {section.url_env} holds no address"
+            raise ConfigError([Problem(Place(), "health.webhook.url_env", problem)])
+    return None if url is None else Webhook(url, every=section.every, timeout=section.timeout)
 
 
 def _concrete(name: str, subjects: Sequence[str] | None) -> list[str]:

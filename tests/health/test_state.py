@@ -192,3 +192,8 @@ def test_a_step_can_only_be_skipped_by_what_is_known_before_it() -> None:
     run.check(["grad/norm"])
     with pytest.raises(ConfigError, match=r"rules\[0\]\.series: skip_step: update/norm is not known before"):
         run.check(["grad/norm", "update/norm"])
+    rule["series"] = "**/norm"
+    run = health(early=["grad/norm", "loss/global"], gate="before_update", rules=[rule])
+    run.check(["grad/norm", "update/norm"])  # what the glob matches beside it is left alone
+    with pytest.raises(ConfigError, match="is not known before"):
+        run.check(["update/norm"])

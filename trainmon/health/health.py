@@ -64,15 +64,21 @@ class Health:
         self.rules = rules_of(config)
         self.gated = config.gate == "before_update" and any(rule.decides for rule in self.rules)
         self._early = frozenset(early) if self.gated else frozenset()
-        self._late = Judge([replace(r, without=self._early) if r.decides else r for r in self.rules])
-        self._gate = Judge([replace(r, only=self._early) for r in self.rules if r.decides])
+        late = [rule for rule in self.rules if not (self.gated and Action.SKIP_STEP in rule.actions)]
+        self._late = Judge([replace(rule, without=self._early) if rule.decides else rule for rule in late])
+        self._gate = Judge([replace(rule, only=self._early) for rule in self.rules if rule.decides])
         self._machine = Machine(config.calm)
         self._spikes = Spikes(self.rules)
         self._episode = Episode(world)
-        self._at_gate: dict[int, Judgement] = {}
+        self._at_gate: dict[int, tuple[Judgement, bool]] = {}  # and whether the step was skipped
         self._said: set[str] = set()
         self.nonfinite_steps = 0
         self.skipped_steps = 0
+
+    @property
+    def step(self) -> int:
+        """The last step that was judged."""
+        return max(self._late.step, self._gate.step)
 
     @property
     def state(self) -> State:
@@ -93,6 +99,8 @@ class Health:
         for rule in self.rules:
             watched = [name for name in names if name in rule]
             late = [name for name in watched if name not in self._early]
+            # A glob may match more than is known by then; a name means what it says.
+            late = late if len(late) == len(watched) else [name for name in late if name in rule.globs]
             if Action.SKIP_STEP in rule.actions and late:
                 known = ", ".join(sorted(self._early)) or "none in this run"
                 problems.append(
@@ -123,7 +131,6 @@ class Health:
         if step <= self._gate.step:
             outcome.messages += self._restart(step)
         judgement = self._gate.look(step, scalars)
-        self._at_gate[step] = judgement
         acting = any(alarm.change == "raised" for alarm in judgement.alarms)
         if acting and judgement.nonfinite:
             findings = find()
@@ -131,7 +138,7 @@ class Health:
                 outcome.messages += self._episode.follow(step, findings)
         self._tell(judgement.alarms, step, outcome)
         self._decide(judgement.alarms, step, outcome, late=False)
-        self.skipped_steps += outcome.decision.skip
+        self._at_gate[step] = judgement, outcome.decision.skip
         return outcome
 
     # -- reports ----------------------------------------------------------------------------------------------------
@@ -166,7 +173,9 @@ class Health:
         found = {finding.series: cause.text for finding in findings} if cause else {}
         judgement = self._late.look(step, scalars, tables, found)
         alarms = list(judgement.alarms)
-        before = self._at_gate.pop(step, None)
+        before, skipped = self._at_gate.get(step, (None, False))
+        self._at_gate = {later: seen for later, seen in self._at_gate.items() if later > step}
+        self.skipped_steps += skipped
         if before is None and self.gated:
             before = self._gate.look(step, {name: scalars.get(name) for name in self._early}, (), found)
             alarms += before.alarms
@@ -298,7 +307,7 @@ class Health:
         self._at_gate = {}
 
     def _restart(self, step: int) -> list[Told]:
-        last = max(self._late.step, self._gate.step)
+        last = self.step
         self.restart()
         text = f"the step went back from {last} to {step}: detectors start anew"
         return [Told("info", "health_restarted", text, step)]

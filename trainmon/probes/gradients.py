@@ -9,6 +9,7 @@ that shows only clipped gradients but reports its own norm gives both, and the c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -87,6 +88,8 @@ class GradientsProbe:
     def _reset(self) -> None:
         self._seen: _Seen | None = None
         self._after_square: Lazy | None = None
+        self._host_norm: Any = None
+        self._step = 0
 
     def begin(self, context: ProbeContext) -> None:
         self._context = context
@@ -95,8 +98,9 @@ class GradientsProbe:
 
     def register(self, registry: Registry) -> None:
         self.stale = False
-        self._square, self._scale = registry.part("grad.sumsq", "sum"), registry.part("grad.scale", "max")
-        self._reported = registry.part("grad.host_norm", "max")
+        self._square = registry.part("grad.sumsq", "sum", early=True)
+        self._scale = registry.part("grad.scale", "max", early=True)
+        self._reported = registry.part("grad.host_norm", "max", early=True)
         self._after = registry.part("grad.sumsq_clipped", "sum")
         self._limit = registry.part("grad.clip_limit", "max")
         norm = self._square, self._scale, self._reported
@@ -105,7 +109,7 @@ class GradientsProbe:
             registry.add("grad/norm_clipped", (self._after,), root, probe=self.name)
             parts = (*norm, self._after, self._limit)
             registry.add("grad/clip_coef", parts, _clip_coefficient, probe=self.name, sees_null=True)
-        self._count.register(registry, probe=self.name, published=self._nonfinite)
+        self._count.register(registry, probe=self.name, published=self._nonfinite, early=True)
         self._table = None
         if self._per_parameter:
             self._table = registry.part("grad.sumsq_tensor", "sum", subjects=self._rows.names)
@@ -123,6 +127,9 @@ class GradientsProbe:
 
     def on_grads_ready(self, event: GradsReady) -> None:
         backend, view = self._context.backend, event.gradients
+        self._step = event.step
+        if event.grad_norm is not None:
+            self._host_norm = event.grad_norm
         if event.phase == "reduced" or (event.phase == "clipped" and self._seen is None):
             scale = 1.0 if event.loss_scale is None else float(event.loss_scale)
             table = backend.summaries(view.tensors)
@@ -131,10 +138,31 @@ class GradientsProbe:
             owned = zip(view.tensors, owned_flags(view), strict=True)
             self._after_square = backend.square_sum([tensor for tensor, mine in owned if mine])
 
+    def before_update(self) -> Sample:
+        """The norm and the search for what is not finite; where the host knows the norm already, that alone."""
+        seen, step = self._seen, self._step
+        if self._host_norm is not None:
+            return Sample([self._context.backend.scalar(self._host_norm)], self._write_host_norm)
+        if seen is None or seen.phase != "reduced":
+            return Sample((), lambda frame, read: None)
+
+        def write(frame: Frame, read: Sequence[Floats]) -> None:
+            frame.set(self._square, float(np.sum(read[0][seen.owned, 0])))
+            frame.set(self._scale, seen.scale)
+            self._find(frame, step, seen, read[0])
+
+        return Sample([seen.table], write)
+
+    def _write_host_norm(self, frame: Frame, read: Sequence[Floats]) -> None:
+        norm = float(read[0][0])
+        frame.set(self._reported, norm)
+        self._count.write_seen(frame, not math.isfinite(norm))
+
     def close(self, event: StepEnd) -> Sample:
         seen, after_square = self._seen, self._after_square
+        norm = self._host_norm if event.grad_norm is None else event.grad_norm
         self._reset()
-        host_norm = None if event.grad_norm is None else self._context.backend.scalar(event.grad_norm)
+        host_norm = None if norm is None else self._context.backend.scalar(norm)
         if seen is not None:
             self._follow_parameters(event.step, seen)
         table_read = None if seen is None else seen.table
@@ -163,6 +191,9 @@ class GradientsProbe:
             frame.set(self._limit, seen.clip_norm)
         if self._table is not None:
             self._rows.write(frame, self._table, seen.names, table[:, 0], seen.owned)
+        self._find(frame, step, seen, table)
+
+    def _find(self, frame: Frame, step: int, seen: _Seen, table: Floats) -> None:
         finding = self._count.write(frame, step, seen.names, seen.owned, table, seen.phase)
         if finding is not None:
             self._context.found(finding)

@@ -43,14 +43,15 @@ class LossProbe:
         self._tokens: list[Lazy | None] = []
         self._sums: list[bool] = []
         self._empty_steps = 0
+        self._step = 0
 
     def begin(self, context: ProbeContext) -> None:
         self._context = context
 
     def register(self, registry: Registry) -> None:
         self.stale = False
-        s, n = registry.part("loss.s", "sum"), registry.part("loss.n", "sum")
-        q, k = registry.part("loss.q", "sum"), registry.part("loss.k", "sum")
+        s, n = registry.part("loss.s", "sum", early=True), registry.part("loss.n", "sum", early=True)
+        q, k = registry.part("loss.q", "sum", early=True), registry.part("loss.k", "sum", early=True)
         empty = registry.part("loss.empty_steps", "max")
         self._parts = s, n, q, k, empty
         if self._whole:
@@ -71,6 +72,7 @@ class LossProbe:
     def on_step_begin(self, event: StepBegin) -> None:
         # What an interrupted step left behind is not this step's.
         self._losses, self._tokens, self._sums = [], [], []
+        self._step = event.step
 
     def on_micro_end(self, event: MicroEnd) -> None:
         if event.loss is None:
@@ -88,13 +90,20 @@ class LossProbe:
         if self._micro and len(losses) > self._capacity:
             self._capacity = 1 << (len(losses) - 1).bit_length()
             self.stale = True
+        return self._sample(event.step, losses, tokens, sums)
+
+    def before_update(self) -> Sample:
+        """What the micro-batches gave so far."""
+        return self._sample(self._step, list(self._losses), list(self._tokens), list(self._sums))
+
+    def _sample(self, step: int, losses: list[Lazy], tokens: list[Lazy | None], sums: list[bool]) -> Sample:
         counted = [lazy for lazy in tokens if lazy is not None]
 
         def write(frame: Frame, read: Sequence[Floats]) -> None:
             values = [float(array[0]) for array in read]
             counts = iter(values[len(losses) :])
             weights = [1.0 if lazy is None else next(counts) for lazy in tokens]
-            self._write(frame, event.step, list(zip(values, weights, sums, strict=False)))
+            self._write(frame, step, list(zip(values, weights, sums, strict=False)))
 
         return Sample((*losses, *counted), write)
 

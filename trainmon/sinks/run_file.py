@@ -7,8 +7,8 @@
      "last_step": 150,
                 "reason": null, "counters": {...}, "reproduction": {...}}]}
 
-A status is ``running`` while the life lasts, ``unknown`` if it left no word (a kill), else what
-:meth:`RunFile.end` was told.
+A status is ``running`` while the life lasts, ``unknown`` if it left no word (a kill), else what :meth:`RunFile.end` was
+told. A life whose health changed has ``health``: ``[step, state]`` of each change.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from trainmon.sinks.base import plain, publish
 __all__ = ["RunFile", "read_run"]
 
 _NAME = "run.json"
+#: Changes of the health that a life keeps.
+_CHANGES = 100
 _logger = logging.getLogger("trainmon")
 
 
@@ -115,6 +117,17 @@ class RunFile:
         run = cls(path, record)
         run._publish()
         return run
+
+    def note_health(self, step: int, state: str) -> None:
+        """Records that the health of this life changed; the last changes are kept.
+
+        Raises:
+            OSError: the file can't be written.
+        """
+        changes = self._record["lives"][-1].setdefault("health", [])
+        changes.append([step, state])
+        del changes[:-_CHANGES]
+        self._publish()
 
     def end(
         self,

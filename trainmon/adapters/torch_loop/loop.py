@@ -173,6 +173,7 @@ class TorchLoop:
         self._missed = 0
         self._partial_said = False
         self._stop = Decision()
+        self._skipped = False
         self._handles: list[Any] = []
         self._inside = Inside(model, monitor, lambda: self._micro)
         self._hooked: list[torch.optim.Optimizer] = []
@@ -297,9 +298,28 @@ class TorchLoop:
     ) -> None:
         self.monitor.offer(AttentionSeen, lambda: AttentionSeen(layer, make(), self._micro, first_head))
 
-    def grads_ready(self, *, clip_norm: float | None = None, loss_scale: float | None = None) -> None:
-        """Gradients are final and not yet clipped. ``loss_scale``: what still multiplies them."""
-        self._gradients("reduced", clip_norm, loss_scale)
+    def grads_ready(
+        self, *, clip_norm: float | None = None, loss_scale: float | None = None, grad_norm: Any = None
+    ) -> Decision:
+        """Gradients are final, and the optimizer has not stepped yet.
+
+        Args:
+            clip_norm: what they will be clipped to, or were if ``grad_norm`` is given.
+            loss_scale: what still multiplies them.
+            grad_norm: their norm before clipping, if the loop has it as a number: then rules need no read of their own.
+
+        Returns:
+            What rules say with ``health.gate: before_update``: with ``skip`` set leave the weights as they are
+            (``zero_grad()`` instead of ``step()``), then call ``step_end()`` as ever. Without this gate it is never set.
+
+        Raises:
+            TrainingStopped: a rule with the action ``raise`` ends the run; on every rank at the same step.
+        """
+        self._gradients("reduced", clip_norm, loss_scale, grad_norm)
+        decision = self.monitor.before_update()
+        self._skipped = decision.skip
+        self._obey(decision)
+        return decision
 
     def step_end(
         self,
@@ -365,6 +385,14 @@ class TorchLoop:
         """Prints the summary table."""
         self.monitor.print_summary()
 
+    def state_dict(self) -> dict[str, Any]:
+        """What the health rules have learnt, as plain data: for the checkpoint; the same on every rank."""
+        return self.monitor.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from a state; after ``attach(resumed_step=)``. One that can't be used is said, and starts anew."""
+        self.monitor.load_state_dict(state)
+
     @property
     def overhead_ns(self) -> int:
         """Nanoseconds that this thread has spent inside trainmon."""
@@ -420,17 +448,23 @@ class TorchLoop:
         self._handles, self._hooked = [], []
 
     def _begin_step(self) -> None:
-        self._micro, self._stepped = 0, False
+        self._micro, self._stepped, self._skipped = 0, False, False
         self.monitor.handle(StepBegin(self._step, time.perf_counter()))
         self._inside.arm()
 
-    def _gradients(self, phase: Phase, clip_norm: float | None, loss_scale: float | None) -> None:
+    def _gradients(
+        self,
+        phase: Phase,
+        clip_norm: float | None = None,
+        loss_scale: float | None = None,
+        grad_norm: Any = None,
+    ) -> None:
         def make() -> GradsReady:
             self._list.refresh()
             rates = self._view.learning_rates()
             view = self._list.gradients()
             self._say_partial()
-            return GradsReady(self._step, view, phase, clip_norm, rates, loss_scale)
+            return GradsReady(self._step, view, phase, clip_norm, rates, loss_scale, grad_norm)
 
         self.monitor.offer(GradsReady, make)
 
@@ -450,14 +484,14 @@ class TorchLoop:
             return  # the next of a chain
         self._stepped = True
         self.monitor.handle(OptimizerBegin(time.perf_counter()))
-        self._gradients("clipped", None, None)
+        self._gradients("clipped")
 
     def _after_update(self, *_arguments: Any) -> None:
         self.monitor.handle(OptimizerEnd(time.perf_counter()))
 
     def _watch_optimizer(self) -> None:
         """An optimizer that never steps was probably replaced: its successor has no hooks."""
-        if not self._handles:
+        if not self._handles or self._skipped:
             return
         self._missed = 0 if self._stepped else self._missed + 1
         if self._missed == 3:

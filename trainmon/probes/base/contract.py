@@ -71,7 +71,8 @@ class Probe(Protocol):
     of the same tokens, and ``take_owners(names)``, which tells it what of that it contributes to sums over ranks.
 
     A probe may have a method ``merged(frame)``: called once the frame holds all ranks' values, to derive what needs
-    memory of its own; it gives the same on every rank.
+    memory of its own; it gives the same on every rank. One whose parts are ``early`` has a method ``before_update()``:
+    a :class:`Sample` of what it knows once gradients are ready, for the rules; ``close`` gives the same again.
     """
 
     name: str

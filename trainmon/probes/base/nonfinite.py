@@ -30,14 +30,23 @@ class NonFiniteCount:
     def __init__(self, quantity: str, stage: Stage, prefix: str) -> None:
         self._quantity, self._stage, self._prefix = quantity, stage, prefix
 
-    def register(self, registry: Registry, *, probe: str, published: bool = True) -> None:
-        """The counts, and their series if it is ``published``."""
+    def register(
+        self, registry: Registry, *, probe: str, published: bool = True, early: bool = False
+    ) -> None:
+        """The counts, and their series if it is ``published``; ``early``: they are known before the update."""
         self._counts = tuple(
-            registry.part(f"{self._prefix}.{kind}", "sum") for kind in ("n_nan", "n_posinf", "n_neginf")
+            registry.part(f"{self._prefix}.{kind}", "sum", early=early)
+            for kind in ("n_nan", "n_posinf", "n_neginf")
         )
-        self._any = registry.part(f"{self._prefix}.any", "max")
+        self._any = registry.part(f"{self._prefix}.any", "max", early=early)
         if published:
             registry.add(f"{self._prefix}/nonfinite", (*self._counts, self._any), _total, probe=probe)
+
+    def write_seen(self, frame: Frame, bad: bool) -> None:
+        """Enters whether there is any, where they were not counted."""
+        for part in self._counts:
+            frame.set(part, 0.0)
+        frame.set(self._any, float(bad))
 
     def write(
         self, frame: Frame, step: int, names: Sequence[str], owned: Flags, table: Floats, note: str = ""
