@@ -18,6 +18,8 @@ enum {
     LEAF7_EBX_AVX512F = 1 << 16,
     LEAF7_EBX_AVX512DQ = 1 << 17,
     LEAF7_EBX_AVX512BW = 1 << 30,
+    LEAF8000001A_EAX_FP256 = 1 << 2, /* AMD: the width of the floating-point units */
+    LEAF8000001A_EAX_FP512 = 1 << 3,
 };
 #define LEAF7_EBX_AVX512VL (UINT32_C(1) << 31)
 #define XCR0_YMM UINT64_C(0x06) /* XMM and YMM state */
@@ -47,6 +49,10 @@ void tm_cpu_read(tm_cpu_registers *registers) {
         __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0)); /* -mxsave is not needed this way */
         registers->xcr0 = (uint64_t)high << 32 | low;
     }
+    if (__get_cpuid_max(UINT32_C(0x80000000), NULL) >= UINT32_C(0x8000001a)) {
+        __cpuid(UINT32_C(0x8000001a), eax, ebx, ecx, edx);
+        registers->leaf8000001a_eax = eax;
+    }
 #endif
 }
 
@@ -62,6 +68,11 @@ tm_tier tm_cpu_best_tier(const tm_cpu_registers *registers) {
         return TM_TIER_AVX2;
     }
     return TM_TIER_AVX512;
+}
+
+int tm_cpu_has_halves(const tm_cpu_registers *registers) {
+    return (registers->leaf8000001a_eax & (LEAF8000001A_EAX_FP256 | LEAF8000001A_EAX_FP512)) ==
+           LEAF8000001A_EAX_FP256;
 }
 
 static const char *const tier_names[TM_TIER_COUNT] = {"baseline", "avx2", "avx512"};

@@ -81,6 +81,10 @@ static void use_tier(tm_tier tier) {
 #    define TM_USE_AVX512(enum_name, name) table.name = &tm_##name##_kernels_avx512;
         TM_FAMILIES(TM_USE_AVX512)
 #    undef TM_USE_AVX512
+        if (table.info.halves) {
+            table.stats = &tm_stats_kernels_avx512_halves;
+            table.norm = &tm_norm_kernels_avx512_halves;
+        }
     }
 #endif
     for (int family = 0; family < TM_FAMILY_COUNT; family++) {
@@ -99,6 +103,7 @@ tm_tier tm_dispatch_init(const char *requested) {
     info->machine = TM_TIER_BASELINE;
 #endif
     info->tier = tm_cpu_choose(requested, info->machine, info->reason, (int)sizeof info->reason, &info->warn);
+    info->halves = tm_cpu_has_halves(&registers);
     use_tier(info->tier);
     if (table.worker_bytes == 0) {
         table.worker_bytes = (size_t)16 << 20;
@@ -130,6 +135,11 @@ const double *tm_byte_values(tm_dtype dtype) {
 
 void tm_dispatch_set_worker_bytes(size_t bytes) {
     table.worker_bytes = bytes;
+}
+
+void tm_dispatch_set_halves(int halves) {
+    table.info.halves = halves;
+    use_tier(table.info.tier);
 }
 
 const tm_table *tm_table_get(void) {

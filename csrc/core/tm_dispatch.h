@@ -20,6 +20,7 @@ typedef enum tm_family {
 typedef struct tm_dispatch_info {
     tm_tier tier;                    /* the tier in use */
     tm_tier machine;                 /* the best tier of this machine that this build has */
+    int halves;                      /* 1: 512-bit operations run as two halves (tm_cpu.h) */
     int warn;                        /* 1: the request could not be met, `reason` says why */
     char reason[128];                /* one clause */
     tm_tier family[TM_FAMILY_COUNT]; /* the tier whose kernels a family uses */
@@ -41,5 +42,9 @@ const double *tm_byte_values(tm_dtype dtype);
 /* A worker thread is started for each `bytes` of input (default 16 MiB: starting one costs as much as reading
  * a few hundred KiB). Tests lower it; same rules as tm_dispatch_init. */
 void tm_dispatch_set_worker_bytes(size_t bytes);
+
+/* Takes the kernels for 512-bit operations that run as two halves, or those for whole ones, until the next
+ * tm_dispatch_init. For tests; same rules as there. */
+void tm_dispatch_set_halves(int halves);
 
 #endif

@@ -30,6 +30,12 @@
 #include "each_integer.h"
 #undef TM_TEMPLATE
 
+#if defined(__AVX512BW__)
+#    include "tm_halves.h"
+
+#    include "norm_halves.h"
+#endif
+
 static void norm_scaled_f64(tm_norm_state *state, const void *data, size_t n, double factor) {
     const double *p = data;
     const tm_int64 *bits = data;
@@ -93,24 +99,35 @@ static void norm_inf_finish_bytes(tm_norm_state *state, const double *byte_value
     state->total = high > INT64_C(0x7ff0000000000000) ? (double)NAN : state->total;
 }
 
-#define TM_BLOCK_ROW(order)                                                                                  \
-    {[TM_F64] = norm_##order##_block_f64, [TM_F32] = norm_##order##_block_f32,                               \
-     [TM_F16] = norm_##order##_block_f16, [TM_BF16] = norm_##order##_block_bf16,                             \
-     [TM_I16] = norm_##order##_block_i16, [TM_I32] = norm_##order##_block_i32,                               \
-     [TM_I64] = norm_##order##_block_i64, [TM_U16] = norm_##order##_block_u16,                               \
-     [TM_U32] = norm_##order##_block_u32, [TM_U64] = norm_##order##_block_u64,                               \
+#define TM_BLOCK_ROW(order, float_order)                                                                     \
+    {[TM_F64] = norm_##float_order##_block_f64,                                                              \
+     [TM_F32] = norm_##float_order##_block_f32,                                                              \
+     [TM_F16] = norm_##float_order##_block_f16,                                                              \
+     [TM_BF16] = norm_##float_order##_block_bf16,                                                            \
+     [TM_I16] = norm_##order##_block_i16,                                                                    \
+     [TM_I32] = norm_##order##_block_i32,                                                                    \
+     [TM_I64] = norm_##order##_block_i64,                                                                    \
+     [TM_U16] = norm_##order##_block_u16,                                                                    \
+     [TM_U32] = norm_##order##_block_u32,                                                                    \
+     [TM_U64] = norm_##order##_block_u64,                                                                    \
      TM_BYTE_ROWS(norm_block_byte)}
 #define TM_FINISH_ROW(wide, byte)                                                                            \
     {[TM_F64] = (wide), [TM_F32] = (wide), [TM_F16] = (wide), [TM_BF16] = (wide),                            \
      [TM_I16] = (wide), [TM_I32] = (wide), [TM_I64] = (wide), [TM_U16] = (wide),                             \
      [TM_U32] = (wide), [TM_U64] = (wide), TM_BYTE_ROWS(byte)}
 
-const tm_norm_kernels TM_TIERED(tm_norm_kernels_) = {
-    .block = {[TM_KERNEL_NORM_2] = TM_BLOCK_ROW(2),
-              [TM_KERNEL_NORM_1] = TM_BLOCK_ROW(1),
-              [TM_KERNEL_NORM_INF] = TM_BLOCK_ROW(inf)},
-    .finish = {[TM_KERNEL_NORM_2] = TM_FINISH_ROW(norm_finish_lanes, norm_2_finish_bytes),
-               [TM_KERNEL_NORM_1] = TM_FINISH_ROW(norm_finish_lanes, norm_1_finish_bytes),
-               [TM_KERNEL_NORM_INF] = TM_FINISH_ROW(norm_finish_max, norm_inf_finish_bytes)},
-    .scaled_f64 = norm_scaled_f64,
-};
+#define TM_NORM_KERNELS(float_2, float_1)                                                                    \
+    {                                                                                                        \
+        .block = {[TM_KERNEL_NORM_2] = TM_BLOCK_ROW(2, float_2),                                             \
+                  [TM_KERNEL_NORM_1] = TM_BLOCK_ROW(1, float_1),                                             \
+                  [TM_KERNEL_NORM_INF] = TM_BLOCK_ROW(inf, inf)},                                            \
+        .finish = {[TM_KERNEL_NORM_2] = TM_FINISH_ROW(norm_finish_lanes, norm_2_finish_bytes),               \
+                   [TM_KERNEL_NORM_1] = TM_FINISH_ROW(norm_finish_lanes, norm_1_finish_bytes),               \
+                   [TM_KERNEL_NORM_INF] = TM_FINISH_ROW(norm_finish_max, norm_inf_finish_bytes)},            \
+        .scaled_f64 = norm_scaled_f64,                                                                       \
+    }
+
+const tm_norm_kernels TM_TIERED(tm_norm_kernels_) = TM_NORM_KERNELS(2, 1);
+#if defined(__AVX512BW__)
+const tm_norm_kernels tm_norm_kernels_avx512_halves = TM_NORM_KERNELS(halves_2, halves_1);
+#endif

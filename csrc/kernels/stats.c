@@ -35,12 +35,42 @@ TM_INLINE int tm_lanes_finite(const double *lane) {
     return bad[0] == 0;
 }
 
+/* The block function of one float dtype: `plain` reads whole rows and says 0 where they have to be classified
+ * (contracts: stats_float.h). */
+#define TM_STATS_BLOCK(prefix, name, store, plain)                                                           \
+    static void TM_PASTE(prefix, name)(tm_stats_state * state, const void *data, size_t n) {                 \
+        const store *p = data;                                                                               \
+        while (n >= TM_LANES) {                                                                              \
+            size_t rows = n / TM_LANES < TM_BLOCK_ROWS ? n / TM_LANES : TM_BLOCK_ROWS;                       \
+            size_t elements = rows * TM_LANES;                                                               \
+            if (!(plain)(state, p, rows)) {                                                                  \
+                TM_PASTE(stats_masked_, name)(state, p, elements, rows);                                     \
+            }                                                                                                \
+            state->seen += (int64_t)elements;                                                                \
+            p += elements;                                                                                   \
+            n -= elements;                                                                                   \
+        }                                                                                                    \
+        if (n > 0) {                                                                                         \
+            store padded[TM_LANES];                                                                          \
+            memset(padded, 0xff, sizeof padded); /* NaN in every format */                                   \
+            memcpy(padded, p, n * sizeof *p);                                                                \
+            TM_PASTE(stats_masked_, name)(state, padded, n, 1);                                              \
+            state->seen += (int64_t)n;                                                                       \
+        }                                                                                                    \
+    }
+
 #define TM_TEMPLATE "stats_float.h"
 #include "each_float.h"
 #undef TM_TEMPLATE
 #define TM_TEMPLATE "stats_integer.h"
 #include "each_integer.h"
 #undef TM_TEMPLATE
+
+#if defined(__AVX512BW__)
+#    include "tm_halves.h"
+
+#    include "stats_halves.h"
+#endif
 
 #define TM_FLOAT8_BLOCK(enum_name, name, offset, mask, first)                                                \
     static void stats_block_##name(tm_stats_state *state, const void *data, size_t n) {                      \
@@ -96,31 +126,37 @@ static void stats_finish_bytes(tm_stats_state *state, const double *byte_values)
 #define TM_FLOAT8_BLOCK_ROW(enum_name, name, offset, mask, first) [TM_##enum_name] = stats_block_##name,
 #define TM_FLOAT8_FINISH_ROW(enum_name, name, offset, mask, first) [TM_##enum_name] = stats_finish_bytes,
 
-const tm_stats_kernels TM_TIERED(tm_stats_kernels_) = {
-    .block = {[TM_F64] = stats_block_f64,
-              [TM_F32] = stats_block_f32,
-              [TM_F16] = stats_block_f16,
-              [TM_BF16] = stats_block_bf16,
-              TM_FLOAT8S(TM_FLOAT8_BLOCK_ROW)[TM_I8] = stats_block_byte,
-              [TM_I16] = stats_block_i16,
-              [TM_I32] = stats_block_i32,
-              [TM_I64] = stats_block_i64,
-              [TM_U8] = stats_block_byte,
-              [TM_U16] = stats_block_u16,
-              [TM_U32] = stats_block_u32,
-              [TM_U64] = stats_block_u64,
-              [TM_BOOL] = stats_block_byte},
-    .finish = {[TM_F64] = stats_finish_lanes,
-               [TM_F32] = stats_finish_lanes,
-               [TM_F16] = stats_finish_lanes,
-               [TM_BF16] = stats_finish_lanes,
-               TM_FLOAT8S(TM_FLOAT8_FINISH_ROW)[TM_I8] = stats_finish_bytes,
-               [TM_I16] = stats_finish_lanes,
-               [TM_I32] = stats_finish_lanes,
-               [TM_I64] = stats_finish_lanes,
-               [TM_U8] = stats_finish_bytes,
-               [TM_U16] = stats_finish_lanes,
-               [TM_U32] = stats_finish_lanes,
-               [TM_U64] = stats_finish_lanes,
-               [TM_BOOL] = stats_finish_bytes},
-};
+#define TM_STATS_KERNELS(float_block)                                                                        \
+    {                                                                                                        \
+        .block = {[TM_F64] = float_block##f64,                                                               \
+                  [TM_F32] = float_block##f32,                                                               \
+                  [TM_F16] = float_block##f16,                                                               \
+                  [TM_BF16] = float_block##bf16,                                                             \
+                  TM_FLOAT8S(TM_FLOAT8_BLOCK_ROW)[TM_I8] = stats_block_byte,                                 \
+                  [TM_I16] = stats_block_i16,                                                                \
+                  [TM_I32] = stats_block_i32,                                                                \
+                  [TM_I64] = stats_block_i64,                                                                \
+                  [TM_U8] = stats_block_byte,                                                                \
+                  [TM_U16] = stats_block_u16,                                                                \
+                  [TM_U32] = stats_block_u32,                                                                \
+                  [TM_U64] = stats_block_u64,                                                                \
+                  [TM_BOOL] = stats_block_byte},                                                             \
+        .finish = {[TM_F64] = stats_finish_lanes,                                                            \
+                   [TM_F32] = stats_finish_lanes,                                                            \
+                   [TM_F16] = stats_finish_lanes,                                                            \
+                   [TM_BF16] = stats_finish_lanes,                                                           \
+                   TM_FLOAT8S(TM_FLOAT8_FINISH_ROW)[TM_I8] = stats_finish_bytes,                             \
+                   [TM_I16] = stats_finish_lanes,                                                            \
+                   [TM_I32] = stats_finish_lanes,                                                            \
+                   [TM_I64] = stats_finish_lanes,                                                            \
+                   [TM_U8] = stats_finish_bytes,                                                             \
+                   [TM_U16] = stats_finish_lanes,                                                            \
+                   [TM_U32] = stats_finish_lanes,                                                            \
+                   [TM_U64] = stats_finish_lanes,                                                            \
+                   [TM_BOOL] = stats_finish_bytes},                                                          \
+    }
+
+const tm_stats_kernels TM_TIERED(tm_stats_kernels_) = TM_STATS_KERNELS(stats_block_);
+#if defined(__AVX512BW__)
+const tm_stats_kernels tm_stats_kernels_avx512_halves = TM_STATS_KERNELS(stats_halves_block_);
+#endif

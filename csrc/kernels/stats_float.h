@@ -201,26 +201,7 @@ TM_NOINLINE void TM_MASKED(tm_stats_state *state, const TM_STORE *p, size_t n, s
     }
 }
 
-static void TM_PASTE(stats_block_, TM_NAME)(tm_stats_state *state, const void *data, size_t n) {
-    const TM_STORE *p = data;
-    while (n >= TM_LANES) {
-        size_t rows = n / TM_LANES < TM_BLOCK_ROWS ? n / TM_LANES : TM_BLOCK_ROWS;
-        size_t elements = rows * TM_LANES;
-        if (!TM_PLAIN(state, p, rows)) {
-            TM_MASKED(state, p, elements, rows);
-        }
-        state->seen += (int64_t)elements;
-        p += elements;
-        n -= elements;
-    }
-    if (n > 0) {
-        TM_STORE padded[TM_LANES];
-        memset(padded, 0xff, sizeof padded); /* NaN in every format */
-        memcpy(padded, p, n * sizeof *p);
-        TM_MASKED(state, padded, n, 1);
-        state->seen += (int64_t)n;
-    }
-}
+TM_STATS_BLOCK(stats_block_, TM_NAME, TM_STORE, TM_PLAIN)
 
 #undef TM_PLAIN
 #undef TM_MASKED

@@ -84,4 +84,9 @@ typedef struct tm_widen_kernels {
 TM_FAMILIES(TM_DECLARE_KERNELS)
 #undef TM_DECLARE_KERNELS
 
+/* The AVX-512 tier's kernels for processors that run 512-bit operations as two halves: other loops, the same
+ * bits. */
+extern const tm_stats_kernels tm_stats_kernels_avx512_halves;
+extern const tm_norm_kernels tm_norm_kernels_avx512_halves;
+
 #endif

@@ -24,6 +24,20 @@ const char *tier_name(int index) {
     return index <= (int)tm_dispatch_describe()->machine ? tm_tier_name((tm_tier)index) : NULL;
 }
 
+const char *use_tier(int index) {
+    const tm_dispatch_info *info = tm_dispatch_describe();
+    if (tier_name(index) != NULL) {
+        tm_dispatch_init(tier_name(index));
+        return tier_name(index);
+    }
+    if (index > TM_TIER_AVX512 + 1 || info->machine != TM_TIER_AVX512) {
+        return NULL;
+    }
+    tm_dispatch_init(tier_name(TM_TIER_AVX512));
+    tm_dispatch_set_halves(!info->halves);
+    return info->halves ? "avx512 in halves" : "avx512 in whole";
+}
+
 static void must(tm_status status, const tm_error *error) {
     if (status != TM_OK) {
         fprintf(stderr, "a call failed: %s\n", error->text);

@@ -27,6 +27,10 @@ int same_stats(const tm_stats *a, const tm_stats *b);
 /* Tiers of this machine and build: tier_name(i) is NULL behind the last. */
 const char *tier_name(int index);
 
+/* Switches to a tier and returns its name. Behind the last one, the AVX-512 kernels that this machine does
+ * not choose (tm_dispatch_set_halves); then NULL. */
+const char *use_tier(int index);
+
 /* Calls that must succeed. */
 tm_stats stats_of(tm_view view, int threads);
 double norm_of(tm_view view, tm_norm_order order, int threads);

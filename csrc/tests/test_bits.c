@@ -78,9 +78,8 @@ void test_bits(void) {
     char *data = malloc((size_t)N * 8 + 8);
     uint64_t before = seed_random(0);
     tm_dispatch_set_worker_bytes(1000);
-    for (int tier = 0; data != NULL && tier_name(tier) != NULL; tier++) {
+    for (int tier = 0; data != NULL && use_tier(tier) != NULL; tier++) {
         digests d = {DIGEST_START, DIGEST_START, DIGEST_START, DIGEST_START};
-        tm_dispatch_init(tier_name(tier));
         seed_random(2024);
         for (int dtype = 0; dtype < TM_DTYPE_COUNT; dtype++) {
             digest_dtype(&d, data, (tm_dtype)dtype, 1 + tier);

@@ -32,6 +32,16 @@ static void test_registers(void) {
     CHECK(decide(ecx, ebx, 0xe7, 6) == TM_TIER_BASELINE, "leaf 7 not there");
 }
 
+static void test_halves(void) {
+    enum { FP128 = 1 << 0, FP256 = 1 << 2, FP512 = 1 << 3 };
+    const uint32_t zen4 = FP256 | 2, zen5 = FP512 | FP256 | 2, zen1 = FP128 | 2, others = 0;
+    const uint32_t widths[] = {zen4, zen5, zen1, others};
+    for (int i = 0; i < 4; i++) {
+        tm_cpu_registers registers = {.leaf8000001a_eax = widths[i]};
+        CHECK(tm_cpu_has_halves(&registers) == (i == 0), "%x", (unsigned)widths[i]);
+    }
+}
+
 static void test_choice(void) {
     char reason[128] = "";
     int warn = -1;
@@ -68,6 +78,7 @@ static void test_dispatch(void) {
 
 void test_cpu(void) {
     test_registers();
+    test_halves();
     test_choice();
     test_dispatch();
 }

@@ -11,20 +11,19 @@ static void check_array(const void *data, int64_t n, tm_dtype dtype, const char 
     for (int order = 0; order < 3; order++) {
         norms[order] = reference_norm(data, n, dtype, (tm_norm_order)order);
     }
-    for (int tier = 0; tier_name(tier) != NULL; tier++) {
-        tm_dispatch_init(tier_name(tier));
+    const char *tier;
+    for (int i = 0; (tier = use_tier(i)) != NULL; i++) {
         const char *name = tm_dtype_name(dtype);
         tm_view view = flat(data, n, dtype);
         tm_stats got = stats_of(view, 1);
-        CHECK(same_stats(&got, &expect), "%s %s n=%lld %s: stats", tier_name(tier), name, (long long)n, what);
+        CHECK(same_stats(&got, &expect), "%s %s n=%lld %s: stats", tier, name, (long long)n, what);
         for (int order = 0; order < 3; order++) {
             double norm = norm_of(view, (tm_norm_order)order, 1);
-            CHECK(same_double(norm, norms[order]), "%s %s n=%lld %s: norm %d is %.17g, not %.17g",
-                  tier_name(tier), name, (long long)n, what, order, norm, norms[order]);
+            CHECK(same_double(norm, norms[order]), "%s %s n=%lld %s: norm %d is %.17g, not %.17g", tier, name,
+                  (long long)n, what, order, norm, norms[order]);
         }
         tm_nonfinite found = scan_of(view, 1);
-        CHECK(found.index == expect.first_bad, "%s %s n=%lld %s: scan", tier_name(tier), name, (long long)n,
-              what);
+        CHECK(found.index == expect.first_bad, "%s %s n=%lld %s: scan", tier, name, (long long)n, what);
     }
 }
 
@@ -54,6 +53,24 @@ static void check_positions(tm_dtype dtype) {
         if (put_nonfinite(buffer, at, dtype, (int)(at % 3)) || put_nonfinite(buffer, at, dtype, 0)) {
             check_array(buffer, 100, dtype, "one position");
         }
+    }
+}
+
+/* Blocks without a negative or without a positive element, and with zeros of one sign or both. */
+static void check_signs(tm_dtype dtype) {
+    _Alignas(64) char buffer[100 * 8];
+    const size_t size = tm_dtype_size(dtype);
+    for (int set = 0; set < 12; set++) { /* sign: none, all, as it comes; zeros: none, -0, +0, both */
+        fill_finite(buffer, 100, dtype);
+        for (size_t i = 0; i < 100; i++) {
+            char *top = buffer + (i + 1) * size - 1; /* little-endian */
+            *top = (char)(set % 3 == 0 ? *top & 0x7f : set % 3 == 1 ? *top | 0x80 : *top);
+            if (set / 3 >> (i % 2) & 1) {
+                memset(buffer + i * size, 0, size);
+                *top = (char)(i % 2 ? 0 : 0x80);
+            }
+        }
+        check_array(buffer, 100, dtype, "signs");
     }
 }
 
@@ -87,6 +104,9 @@ void test_lengths(void) {
     for (int dtype = 0; dtype < TM_DTYPE_COUNT; dtype++) {
         check_short((tm_dtype)dtype);
         check_positions((tm_dtype)dtype);
+        if (dtype <= TM_BF16) {
+            check_signs((tm_dtype)dtype);
+        }
         check_long((tm_dtype)dtype);
     }
     tm_dispatch_init(NULL);

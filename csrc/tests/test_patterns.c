@@ -264,9 +264,8 @@ static void check_codes(tm_dtype dtype, const char *tier) {
 }
 
 void test_patterns(void) {
-    for (int tier = 0; tier_name(tier) != NULL; tier++) {
-        const char *name = tier_name(tier);
-        tm_dispatch_init(name);
+    const char *name;
+    for (int tier = 0; (name = use_tier(tier)) != NULL; tier++) {
         check_bytes(name);
         for (int dtype = 0; dtype < TM_DTYPE_COUNT; dtype++) {
             size_t size = tm_dtype_size((tm_dtype)dtype);

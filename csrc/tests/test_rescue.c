@@ -75,8 +75,7 @@ void test_rescue(void) {
     static const double values[] = {1e-300, 5e-324, 1e-160, 1e-145, 1e150, 1e155, 1e300, DBL_MAX, DBL_MIN};
     int64_t room = 3 * 65536;
     double *data = malloc((size_t)room * sizeof *data);
-    for (int tier = 0; data != NULL && tier_name(tier) != NULL; tier++) {
-        tm_dispatch_init(tier_name(tier));
+    for (int tier = 0; data != NULL && use_tier(tier) != NULL; tier++) {
         for (size_t i = 0; i < sizeof values / sizeof *values; i++) {
             check_uniform(data, 1, values[i]);
             check_uniform(data, 45, values[i]);

@@ -1,0 +1,69 @@
+/* Sums of squares and of magnitudes for processors that run 512-bit operations as two halves (tm_halves.h):
+ * the loops of norm_float.h with the same arithmetic on the same lanes. */
+
+TM_INLINE __m256d halves_squares(__m256d sum, __m256d x) {
+    return _mm256_fmadd_pd(x, x, sum);
+}
+
+/* |x| * 1 + sum is sum + |x|, on the units that multiply: the others convert. */
+TM_INLINE __m256d halves_magnitudes(__m256d sum, __m256d x) {
+    return _mm256_fmadd_pd(_mm256_andnot_pd(_mm256_set1_pd(-0.0), x), _mm256_set1_pd(1), sum);
+}
+
+#define TM_HALVES_ADD(row, p)                                                                                \
+    do {                                                                                                     \
+        (void)(p);                                                                                           \
+        for (int i = 0; i < TM_PARTS; i++) {                                                                 \
+            lanes.part[i] = TM_HALVES_TERM(lanes.part[i], tm_part_of_row(row, i));                           \
+        }                                                                                                    \
+    } while (0)
+
+#define TM_HALVES_ROWS(order)                                                                                \
+    TM_NOINLINE void norm_halves_##order##_rows_f32(tm_norm_state *state, const float *p, size_t rows) {     \
+        tm_parts lanes;                                                                                      \
+        tm_parts_load(&lanes, state->lane, 0);                                                               \
+        for (; rows > 0; rows--, p += TM_LANES) {                                                            \
+            TM_HALVES_ADD(p, p);                                                                             \
+        }                                                                                                    \
+        tm_parts_store(state->lane, &lanes, 0);                                                              \
+    }                                                                                                        \
+    TM_HALVES_RING_ROWS(order, f16)                                                                          \
+    TM_HALVES_RING_ROWS(order, bf16)
+
+#define TM_HALVES_RING_ROWS(order, name)                                                                     \
+    TM_NOINLINE void norm_halves_##order##_rows_##name(tm_norm_state *state, const uint16_t *p,              \
+                                                       size_t rows) {                                        \
+        tm_parts lanes;                                                                                      \
+        tm_parts_load(&lanes, state->lane, TM_EVEN_ODD_##name);                                              \
+        TM_RING_LOOP(name, p, rows, TM_HALVES_ADD);                                                          \
+        tm_parts_store(state->lane, &lanes, TM_EVEN_ODD_##name);                                             \
+    }
+
+#define TM_HALVES_TERM halves_squares
+TM_HALVES_ROWS(2)
+#undef TM_HALVES_TERM
+#define TM_HALVES_TERM halves_magnitudes
+TM_HALVES_ROWS(1)
+#undef TM_HALVES_TERM
+#undef TM_HALVES_ADD
+
+#define TM_HALVES_ROWS_F64(order, row_function)                                                              \
+    TM_NOINLINE void norm_halves_##order##_rows_f64(tm_norm_state *state, const double *p, size_t rows) {    \
+        double lanes[TM_LANES];                                                                              \
+        memcpy(lanes, state->lane, sizeof lanes);                                                            \
+        for (; rows > 0; rows--, p += TM_LANES) {                                                            \
+            row_function(lanes, p);                                                                          \
+        }                                                                                                    \
+        memcpy(state->lane, lanes, sizeof lanes);                                                            \
+    }
+TM_HALVES_ROWS_F64(2, tm_squares_row_double)
+TM_HALVES_ROWS_F64(1, tm_magnitudes_row_double)
+
+TM_NORM_BLOCK(halves_2, f64, double)
+TM_NORM_BLOCK(halves_2, f32, float)
+TM_NORM_BLOCK(halves_2, f16, uint16_t)
+TM_NORM_BLOCK(halves_2, bf16, uint16_t)
+TM_NORM_BLOCK(halves_1, f64, double)
+TM_NORM_BLOCK(halves_1, f32, float)
+TM_NORM_BLOCK(halves_1, f16, uint16_t)
+TM_NORM_BLOCK(halves_1, bf16, uint16_t)
