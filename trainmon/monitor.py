@@ -48,6 +48,8 @@ from trainmon.replicas import Check, Replicas
 from trainmon.run import Run
 from trainmon.series import catalogue
 from trainmon.signals import TerminationHook
+from trainmon.sinks.base import Message
+from trainmon.sinks.blackbox import COLLECT, MERGE, MERGED, BlackBox
 from trainmon.slots import Slot, build_slots
 from trainmon.spread import RankSpread
 from trainmon.summary import Summary
@@ -128,6 +130,7 @@ class TrainMonitor:
         self._listeners: dict[type, list[tuple[Slot, Any]]] = {}
         self._run: Run | None = None
         self._bridge = bridge
+        self._box: BlackBox | None = None
         self._backend: Backend = HostBackend()
         self._group: Group = Single()
         self._alone = False  # the group is lost
@@ -183,6 +186,7 @@ class TrainMonitor:
             )
             units |= {name: catalogue()[name].unit for name in HEALTH_SERIES}
         self._run = Run(self.config, event, units, event.host, share=self._of_rank_0, bridge=self._bridge)
+        self._box = self._run.box
         self._summary.directory = self._run.info.directory
         self._listen()
         closer = weakref.WeakMethod(self.close)
@@ -231,6 +235,8 @@ class TrainMonitor:
                 self._ended = _how_it_ended(event)
             elif isinstance(event, TrainEnd):
                 self._ended = event.reason, self._stop_reason if event.reason == "stopped" else None
+            if self._box is not None:
+                self._box.see(kind, event, self.step)
             for slot, method in self._listeners.get(kind, ()):
                 if slot.active:
                     try:
@@ -305,6 +311,8 @@ class TrainMonitor:
         """Tells the user something once: log, events.jsonl. What other ranks than 0 have to say of more than their own
         business travels with the next report and is said by rank 0."""
         told = Told(level, kind, text, step, dict(data or {}))
+        if self._box is not None:
+            self._box.message(Message(level, kind, text, step, 0.0))
         if not (self._merges and level != "info"):
             self._say(told)
         elif len(self._outbox) < _OUTBOX:
@@ -464,6 +472,8 @@ class TrainMonitor:
         pending, self._pending = self._pending, None
         if pending is None or self._run is None:
             return
+        if self._box is not None and self._backend.deferred:
+            self._box.mark(COLLECT, self.step)
         values, failed = pending.read.wait(), set(pending.failed)
         frame, at = self._frames[pending.event.step % 2], 0
         frame.clear(pending.event.step)
@@ -553,8 +563,12 @@ class TrainMonitor:
         """Whether the frame holds what all ranks have."""
         if report.merging is None or self._alone:
             return self._group.size == 1
+        if self._box is not None:
+            self._box.mark(MERGE, self.step)
         try:
             report.frame.unpack(*report.merging.wait())
+            if self._box is not None:
+                self._box.mark(MERGED, self.step)
         except Lost as lost:
             self._lose(lost)
         except ValueError as error:

@@ -22,6 +22,7 @@ from trainmon.events import TrainBegin
 from trainmon.frame import Snapshot
 from trainmon.outputs import build_bridge, build_sinks
 from trainmon.sinks.base import Message, RunInfo
+from trainmon.sinks.blackbox import BlackBox
 from trainmon.sinks.run_file import RunFile
 from trainmon.sinks.writer import Writer
 
@@ -44,6 +45,7 @@ class Run:
         info: what sinks know of the run.
         writer: takes snapshots and messages.
         bridge: the writer of the bridge; None without one.
+        box: this rank's black box; None without one.
         writes: whether this rank has outputs at all.
 
     Raises:
@@ -103,11 +105,14 @@ class Run:
             units=units,
         )
         queue = config.sinks.queue
+        self.box = self._open_box(config, parent / folder if rank != 0 else directory, folder)
         self.writer = Writer(sinks, self.info, capacity=queue, on_full=config.sinks.on_full)
         # A tracker may hang on its server: it gets a thread of its own, and never makes training wait.
         self.bridge: Writer | None = None
         if bridge_sink is not None:
             self.bridge = Writer([bridge_sink], self.info, capacity=queue, tell=self.writer.say)
+        if self._box_problem is not None:
+            self.say("warning", "blackbox_off", self._box_problem, step=begin.resumed_step)
         if problem is not None:
             self.say(
                 "error",
@@ -116,6 +121,29 @@ class Run:
                 "but this run leaves no files; give a directory that this user may write",
                 step=begin.resumed_step,
             )
+
+    def _open_box(self, config: TrainMonitorConfig, directory: Path | None, folder: str) -> BlackBox | None:
+        """This rank's black box, whether or not the rank has other outputs."""
+        options = config.sinks.blackbox
+        self._box_problem: str | None = None
+        if options is not None and options.directory is not None:
+            directory = Path(options.directory) / folder
+        if options is None or directory is None:
+            return None
+        directory /= f"rank_{self.info.rank}"
+        try:
+            return BlackBox(
+                directory,
+                self.info,
+                frames=options.frames,
+                events=options.events,
+                host_every=options.host_every,
+                version=_versions("").get("trainmon", ""),
+            )
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            self._box_problem = f"no black box in {directory}: {reason} (training goes on)"
+            return None
 
     @staticmethod
     def _directory(parent: Path, name: str, *, fresh: bool) -> tuple[Path | None, OSError | None]:
@@ -135,6 +163,8 @@ class Run:
 
     def put(self, snapshot: Snapshot) -> None:
         """Hands a finished frame to the sinks."""
+        if self.box is not None:
+            self.box.frame(snapshot)
         self.writer.put(snapshot)
         if self.bridge is not None:
             self.bridge.put(snapshot)
@@ -160,6 +190,10 @@ class Run:
 
     def end(self, status: str, *, last_step: int, reason: str | None, counters: Mapping[str, Any]) -> None:
         """Writes everything that waits, then how the run ended. Bounded in time; may be called again."""
+        if self.box is not None:
+            self.box.end(status, step=last_step, reason=reason)
+            if self.box.problem is not None:
+                self.say("warning", "blackbox_lost", f"black box: {self.box.problem}", step=last_step)
         writers = [self.writer] if self.bridge is None else [self.bridge, self.writer]
         for writer in writers:
             writer.close(CLOSING)

@@ -209,7 +209,6 @@ def test_sinks_as_a_list_are_exactly_these() -> None:
         (["logg"], "sinks[0]: expected a name from the list, found 'logg'; did you mean 'log'?"),
         (["log", "log"], "sinks[1]: 'log' stands in the list twice"),
         ([5], "sinks[0]: expected a name, or a mapping with 'type', found the integer 5"),
-        (["blackbox"], f"sinks[0]: {NOT_BUILT}"),
         ({"queue": 0}, "sinks.queue: expected an integer from 1 to 1048576, found the integer 0"),
         ([{"type": "log", "evry": 1}], "sinks[0].evry: unknown key; did you mean 'every'?"),
         ("log", "sinks: expected a mapping or a list of names, found the text 'log'"),
@@ -324,6 +323,7 @@ FULL: dict[str, Any] = {
               "prometheus": {"every": 11, "textfile": False, "directory": "d", "interval": 0.5, "port": 9,
                              "address": "::1", "per_tensor": True},
               "bridge": {"every": 12, "to": "wandb", "project": "p", "online": True},
+              "blackbox": {"frames": 13, "events": 16, "host_every": 2.0, "directory": "d"},
               "queue": 11, "on_full": "block"},
     "tag_style": "megatron",
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""``trainmon <verb>``: what the kernels run on, and whether a configuration is right."""
+"""``trainmon <verb>``: what the kernels run on, whether a configuration is right, what a run did last."""
 
 from __future__ import annotations
 
@@ -16,11 +16,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     verbs.add_parser("info", help="instruction set, BLAS, dtypes and build of the kernels")
     check = verbs.add_parser("check", help="read a configuration and show what it comes to, or what is wrong")
     check.add_argument("config", help="YAML or JSON file")
+    box = verbs.add_parser("blackbox", help="what each rank did last, from the black boxes of a run")
+    box.add_argument(
+        "places", nargs="+", metavar="DIR", help="directories (of the run, of node-local boxes) or files"
+    )
+    box.add_argument("--life", type=int, help="of this life of the run; the newest if not given")
+    box.add_argument("--rank", type=int, help="all that this rank's box holds")
+    box.add_argument("--json", action="store_true", help="for programs")
     options = parser.parse_args(arguments)
     if options.verb == "info":
         from trainmon.cli.info import print_info
 
         return print_info()
+    if options.verb == "blackbox":
+        from trainmon.cli.blackbox import show_boxes
+
+        return show_boxes(options.places, life=options.life, rank=options.rank, as_json=options.json)
     from trainmon.cli.check import check_config
 
     return check_config(options.config)

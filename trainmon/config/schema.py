@@ -17,6 +17,7 @@ from .health import HealthConfig
 __all__ = [
     "ActivationsConfig",
     "AttentionConfig",
+    "BlackBox",
     "BridgeSink",
     "Cadence",
     "ComparisonConfig",
@@ -318,6 +319,18 @@ class PrometheusSink:
 
 
 @dataclass(frozen=True, slots=True)
+class BlackBox:
+    """`blackbox.bin` of every rank: its last steps and phases, readable after any death by `trainmon blackbox`."""
+
+    frames: int = key(64, "So many of the last steps' values are kept.", minimum=1, maximum=1 << 16)
+    events: int = key(4096, "So many of the last phase marks are kept.", minimum=16, maximum=1 << 20)
+    host_every: float = key(1.0, "Seconds between two looks at memory, threads and load.", minimum=0)
+    directory: str | None = key(
+        None, "Where the boxes are, e.g. on the node's own disk; null: the directory of the run."
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class BridgeSink:
     """Any object with `log(dict, step)`, such as the run of an experiment tracker."""
 
@@ -341,12 +354,12 @@ class SinksConfig:
     tensorboard: TensorBoardSink | None = section(None, "TensorBoard event files.")
     prometheus: PrometheusSink | None = section(None, "Prometheus.")
     bridge: BridgeSink | None = section(None, "An experiment tracker, or any object with `log`.")
+    blackbox: BlackBox | None = section(BlackBox(), "What each rank did last, readable after any death.")
     queue: int = key(1024, "Records that may wait for the writer thread.", minimum=1, maximum=1 << 20)
     on_full: Literal["drop", "block"] = key(
         "drop", "When the queue is full: drop records and count them, or make training wait."
     )
 
-    not_built: ClassVar[tuple[str, ...]] = ("blackbox",)
     list_form: ClassVar[bool] = True
 
 

@@ -1,0 +1,86 @@
+"""The marks of the phase timeline: what a rank has reached, in the order of a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainmon.events import (
+    BackwardEnd,
+    DataBegin,
+    DataEnd,
+    EvalBegin,
+    EvalEnd,
+    ExceptionRaised,
+    ForwardEnd,
+    GradsReady,
+    Load,
+    MicroEnd,
+    OptimizerBegin,
+    OptimizerEnd,
+    Save,
+    StepBegin,
+    StepEnd,
+    TrainEnd,
+)
+
+__all__ = ["COLLECT", "MERGE", "MERGED", "PHASES", "STEP_BEGIN", "STEP_END", "Phase", "code_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """One kind of mark.
+
+    Attributes:
+        name: stable identifier.
+        text: what the rank does from then on, for people; ``{}`` stands for the micro-batch.
+        order: place within a micro-batch, or, from 100 on, behind all micro-batches of the step.
+    """
+
+    name: str
+    text: str
+    order: int
+
+
+#: By code. Codes are part of the format and are never given anew.
+PHASES: dict[int, Phase] = {
+    1: Phase("step_begin", "step begun", 0),
+    2: Phase("data_begin", "waiting for data", 1),
+    3: Phase("data_end", "has its data", 2),
+    4: Phase("forward_end", "forward of micro-batch {} done", 3),
+    5: Phase("backward_end", "backward of micro-batch {} done", 4),
+    6: Phase("micro_end", "micro-batch {} done", 5),
+    7: Phase("grads_ready", "gradients ready", 100),
+    8: Phase("optimizer_begin", "in the optimizer", 101),
+    9: Phase("optimizer_end", "optimizer done", 102),
+    10: Phase("step_end", "step done", 103),
+    11: Phase("merge", "waiting for the values of other ranks", 104),
+    12: Phase("merged", "has the values of other ranks", 105),
+    13: Phase("collect", "reading values from the device", 106),
+    14: Phase("eval_begin", "evaluating", 107),
+    15: Phase("eval_end", "evaluation done", 108),
+    16: Phase("save", "saving", 109),
+    17: Phase("load", "loading", 110),
+    18: Phase("exception", "left by an exception", 111),
+    19: Phase("train_end", "training ended", 112),
+}
+STEP_BEGIN, STEP_END, MERGE, MERGED, COLLECT = 1, 10, 11, 12, 13
+
+#: By type of event.
+code_of: dict[type, int] = {
+    StepBegin: 1,
+    DataBegin: 2,
+    DataEnd: 3,
+    ForwardEnd: 4,
+    BackwardEnd: 5,
+    MicroEnd: 6,
+    GradsReady: 7,
+    OptimizerBegin: 8,
+    OptimizerEnd: 9,
+    StepEnd: 10,
+    EvalBegin: 14,
+    EvalEnd: 15,
+    Save: 16,
+    Load: 17,
+    ExceptionRaised: 18,
+    TrainEnd: 19,
+}
