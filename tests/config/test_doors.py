@@ -194,7 +194,7 @@ NO_TARGET = "expected a target to invert: without one, nothing is left to look a
 
 
 def test_sinks_as_a_list_are_exactly_these() -> None:
-    expected = SinksConfig(log=LogSink(every=5), jsonl=None, csv=None)
+    expected = SinksConfig(log=LogSink(every=5), jsonl=None, csv=None, blackbox=None)
     for form in (["log"], [{"log": True}], [{"type": "log"}]):
         assert load_config(sinks=form).sinks == replace(expected, log=LogSink())
     for options in ([{"type": "log", "every": 5}], [{"log": {"every": 5}}]):
