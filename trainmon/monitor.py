@@ -37,6 +37,7 @@ from trainmon.events import (
 )
 from trainmon.findings import Finding
 from trainmon.frame import Floats, Frame, Registry, ratio
+from trainmon.governor import Governor
 from trainmon.health import TrainingStopped
 from trainmon.health.health import SERIES as HEALTH_SERIES
 from trainmon.health.health import Outcome
@@ -76,6 +77,7 @@ _OFF = 2.0
 
 #: The engine's own series (overhead) belong to no section; they are there in every published frame.
 _OWN = "monitor"
+_FAILED = object()
 
 
 @dataclass(slots=True)
@@ -86,6 +88,7 @@ class _Pending:
     read: PackedRead
     samples: list[tuple[Slot, Sample]]
     due: frozenset[str]  # the same on all ranks
+    wanted: int  # how many the configuration asked for
     check: Check | None  # of replicas, whose prints are the last value read
     failed: frozenset[int]  # slots of probes that raised in this step, or are off
     wall_time: float
@@ -136,6 +139,8 @@ class TrainMonitor:
         self._alone = False  # the group is lost
         self._pending: _Pending | None = None
         self._report: _Report | None = None
+        overhead = self.config.overhead
+        self._governor = None if overhead is None else Governor(overhead, self._slots)
         self._rankwise: RankWise | None = None
         self._replicas: Replicas | None = None
         self._supervision: Supervision | None = None
@@ -238,12 +243,8 @@ class TrainMonitor:
             if self._box is not None:
                 self._box.see(kind, event, self.step)
             for slot, method in self._listeners.get(kind, ()):
-                if slot.active:
-                    try:
-                        method(event)
-                    except Exception as error:
-                        slot.trouble = True
-                        self._failed(slot, error)
+                if slot.active and self._attempt(slot, method, event) is _FAILED:
+                    slot.trouble = True
             if isinstance(event, StepEnd):
                 self._end_step(event)
         except Exception as error:
@@ -419,11 +420,11 @@ class TrainMonitor:
         samples: list[tuple[Slot, Sample]] = []
         for slot in self._slots:
             if slot.active:
-                try:
-                    samples.append((slot, slot.probe.close(event)))
-                except Exception as error:
+                sample = self._attempt(slot, slot.probe.close, event)
+                if sample is _FAILED:
                     slot.trouble = True
-                    self._failed(slot, error)
+                else:
+                    samples.append((slot, sample))
         if self._group.size == 1 and any(slot.probe.stale for slot in self._slots if not slot.off):
             self._register()
         lazies: list[Lazy] = [lazy for _, sample in samples for lazy in sample.lazies]
@@ -439,6 +440,7 @@ class TrainMonitor:
             read=self._backend.read(lazies),
             samples=samples,
             due=due,
+            wanted=len({slot.probe.name for slot in self._slots if slot.wanted}),
             check=check,
             failed=frozenset(index for index, slot in enumerate(self._slots) if slot.trouble or slot.off),
             wall_time=time.time(),
@@ -480,11 +482,8 @@ class TrainMonitor:
         for slot, sample in pending.samples:
             mine: Sequence[Floats] = values[at : at + len(sample.lazies)]
             at += len(sample.lazies)
-            try:
-                sample.write(frame, mine)
-            except Exception as error:
+            if self._attempt(slot, sample.write, frame, mine) is _FAILED:
                 failed.add(self._slots.index(slot))
-                self._failed(slot, error)
         findings = [finding for finding in self._findings if finding.step <= pending.event.step]
         self._findings = [finding for finding in self._findings if finding.step > pending.event.step]
         if not pending.due:
@@ -492,6 +491,10 @@ class TrainMonitor:
         if pending.seconds is not None:
             frame.set(self._spent, pending.overhead_ns * 1e-9)
             frame.set(self._lasted, pending.seconds)
+        frame.set(self._read, len(pending.due))
+        frame.set(self._wanted, pending.wanted)
+        if self._governor is not None:
+            self._governor.write(frame)
         for index, slot in enumerate(self._slots):
             frame.set(self._trouble, _OFF if slot.off else float(index in failed), index)
         messages, self._outbox = self._outbox, []
@@ -521,10 +524,7 @@ class TrainMonitor:
         if merged:
             for slot in self._slots:
                 if not slot.off and hasattr(slot.probe, "merged") and slot.probe.name in pending.due:
-                    try:
-                        slot.probe.merged(frame)
-                    except Exception as error:
-                        self._failed(slot, error)
+                    self._attempt(slot, slot.probe.merged, frame)
         else:
             frame.forget_shared()
         spreads = self._compare(merged)
@@ -556,6 +556,8 @@ class TrainMonitor:
         self._run.put(snapshot)
         self._tell(report.messages, everybody)
         self._heed(outcome)
+        if merged:
+            self._govern(frame, pending.event.step)
         if report.merging is not None and merged and stale:
             self._register()
 
@@ -628,6 +630,13 @@ class TrainMonitor:
             for told in messages:
                 self._say(told)
 
+    def _govern(self, frame: Frame, step: int) -> None:
+        """Looks at the cost that all ranks have merged."""
+        if self._governor is not None:
+            (spent, _), (lasted, known) = frame.get(self._spent), frame.get(self._lasted)
+            if known[0]:
+                self._say_everywhere(self._governor.judge(frame, float(spent[0]), float(lasted[0]), step))
+
     def _heed(self, outcome: Outcome) -> None:
         """Says what came of a report, to the webhook too, and keeps the run's state in run.json."""
         self._say_everywhere(outcome.messages)
@@ -680,6 +689,10 @@ class TrainMonitor:
         )
         self._trouble = registry.part("monitor.trouble", "max", max(len(self._slots), 1))
         registry.add("perf/monitor_overhead", (self._spent, self._lasted), ratio, probe=_OWN)
+        self._read, self._wanted = registry.part("monitor.read", "sum"), registry.part("monitor.due", "sum")
+        registry.add("perf/monitor_coverage", (self._read, self._wanted), ratio, probe=_OWN)
+        if self._governor is not None:
+            self._governor.register(registry)
         if self._rankwise is not None:
             self._rankwise.register(registry)
         everybody: list[bytes] = []
@@ -727,6 +740,17 @@ class TrainMonitor:
                 self._listeners[kind] = found
 
     # -- failures ---------------------------------------------------------------------------------------------------
+
+    def _attempt(self, slot: Slot, work: Callable[..., Any], *arguments: Any) -> Any:
+        """What a probe's own code gives, or ``_FAILED``; its time is the probe's."""
+        entered = time.perf_counter_ns()
+        try:
+            return work(*arguments)
+        except Exception as error:
+            self._failed(slot, error)
+            return _FAILED
+        finally:
+            slot.spent_ns += time.perf_counter_ns() - entered
 
     def _failed(self, slot: Slot, error: Exception) -> None:
         slot.failures += 1

@@ -33,6 +33,9 @@ class Slot:
         failures: how often it raised.
         off: switched off for good.
         trouble: whether it raised in this step.
+        stretch: it is looked at in one of so many steps of its schedule.
+        wanted: whether the schedule asked for this step.
+        spent_ns: nanoseconds inside it since they were last taken.
     """
 
     probe: Probe
@@ -43,6 +46,10 @@ class Slot:
     failures: int = 0
     off: bool = False
     trouble: bool = False
+    stretch: int = 1
+    wanted: bool = False
+    spent_ns: int = 0
+    _passed: int = 0
 
     @property
     def active(self) -> bool:
@@ -52,9 +59,11 @@ class Slot:
     def arm(self, step: int) -> None:
         """A step begins; asked in the order of the slots."""
         if self.schedule is None:
-            self.due = any(slot.due for slot in self.follows)
-        else:
-            self.due = self.schedule.due(step)
+            self.wanted = self.due = any(slot.due for slot in self.follows)
+            return
+        self.wanted = self.schedule.due(step)
+        self.due = self.wanted and self._passed % self.stretch == 0
+        self._passed += self.wanted
 
 
 def build_slots(config: TrainMonitorConfig) -> list[Slot]:

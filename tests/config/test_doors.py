@@ -316,6 +316,7 @@ FULL: dict[str, Any] = {
                "calm": 7, "timeout": 4.5, "on_lost": "raise",
                "webhook": {"url": "http://localhost:1/a", "url_env": None, "every": 2.0, "timeout": 3.0}},
     "comparison": {"every": 12, "outlier": 4.5}, "replicas": {"every": 13, "megabytes": 2},
+    "overhead": {"budget": 0.02},
     "sinks": {"log": {"every": 6, "progress": True, "file": False}, "jsonl": False,
               "csv": {"every": 7, "steps_per_file": 8, "rows_per_file": 9},
               "parquet": {"every": 8, "steps_per_file": 9, "rows_per_file": 10, "compression": "none"},

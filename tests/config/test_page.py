@@ -16,4 +16,4 @@ def test_the_page_shows_types_defaults_and_what_comes_later() -> None:
     text = page()
     assert "| `every` | an integer of at least 1 | `1` |" in text
     assert "| `on_full` | 'drop' or 'block' | `drop` |" in text
-    assert "## `sinks.tensorboard`" in text and "`checkpoint`, `recovery`, `overhead`." in text
+    assert "## `sinks.tensorboard`" in text and "`checkpoint`, `recovery`." in text

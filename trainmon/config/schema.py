@@ -29,6 +29,7 @@ __all__ = [
     "MomentsConfig",
     "ParquetSink",
     "PrometheusSink",
+    "OverheadConfig",
     "ReplicasConfig",
     "Selection",
     "SinksConfig",
@@ -248,6 +249,13 @@ class ComparisonConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class OverheadConfig:
+    """What trainmon may cost: above it, what can be looked at less often is."""
+
+    budget: float = key(0.005, "Share of the step's time.", minimum=1e-6, maximum=1.0)
+
+
+@dataclass(frozen=True, slots=True)
 class ReplicasConfig:
     """Parameters that several ranks hold, compared bit by bit through fingerprints."""
 
@@ -390,6 +398,7 @@ class TrainMonitorConfig:
     health: HealthConfig | None = section(HealthConfig(), "Whether the run is healthy.")
     comparison: ComparisonConfig | None = section(ComparisonConfig(), "Ranks compared with each other.")
     replicas: ReplicasConfig | None = section(ReplicasConfig(), "Replicas compared bit by bit.")
+    overhead: OverheadConfig | None = section(OverheadConfig(), "The budget of trainmon's own time.")
     sinks: SinksConfig = key(SinksConfig(), "Where the values go.")
     tag_style: Literal["slash", "megatron", "mindformers"] = key(
         "slash", "How series are named in TensorBoard: by group, or as another tool names them."
@@ -397,7 +406,7 @@ class TrainMonitorConfig:
 
     not_built: ClassVar[tuple[str, ...]] = (
         *("updates", "spectral", "moe", "memory"),
-        *("collectives", "profiler", "checkpoint", "recovery", "overhead"),
+        *("collectives", "profiler", "checkpoint", "recovery"),
     )
 
     def check(self) -> Iterator[tuple[str, str]]:
