@@ -26,6 +26,7 @@ from benchmarks import (
     overhead,
     reductions,
     rows,
+    sinks,
     spectral,
     staging,
 )
@@ -45,6 +46,7 @@ FAMILIES: list[tuple[str, Callable[[bool], list[Any]]]] = [
     ("Stable rank", spectral.measure),
     ("Comparison of two lists", compare.measure),
     ("Rows of CSV and JSON", rows.measure),
+    ("Outputs", sinks.measure),
 ]
 
 RESULTS = Path(__file__).with_name("RESULTS.md")

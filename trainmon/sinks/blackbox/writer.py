@@ -16,6 +16,7 @@ import re
 import socket
 import struct
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -50,6 +51,18 @@ _KEPT = 8
 _ABSENT, _NULL, _KNOWN = 0, 1, 2
 
 _logger = logging.getLogger("trainmon")
+
+
+#: Boxes of this process; a forked child must not write into its parent's.
+_OPEN: weakref.WeakSet[BlackBox] = weakref.WeakSet()
+
+
+def _forget() -> None:
+    for box in _OPEN:
+        box._map = None
+
+
+os.register_at_fork(after_in_child=_forget)
 
 
 class BlackBox:
@@ -96,6 +109,7 @@ class BlackBox:
         directory.mkdir(parents=True, exist_ok=True)
         self._map: mmap.mmap | None = self._make(self._describe(run, version))
         self._host = HostState()
+        _OPEN.add(self)
 
     def _describe(self, run: RunInfo, version: str) -> bytes:
         facts: dict[str, Any] = {
@@ -182,7 +196,7 @@ class BlackBox:
     def mark(self, code: int, step: int, argument: int = 0) -> None:
         """The rank has reached a phase (:data:`PHASES`)."""
         mapped = self._map
-        if mapped is None or os.getpid() != self._pid:
+        if mapped is None:
             return
         try:
             now = time.perf_counter_ns()
@@ -198,7 +212,7 @@ class BlackBox:
 
     def frame(self, snapshot: Snapshot) -> None:
         """The published values of a step."""
-        if self._map is None or os.getpid() != self._pid:
+        if self._map is None:
             return
         try:
             scalars = snapshot.scalars
@@ -224,7 +238,7 @@ class BlackBox:
 
     def message(self, message: Message) -> None:
         """Something was said."""
-        if self._map is None or os.getpid() != self._pid:
+        if self._map is None:
             return
         try:
             ring = self._rings["messages"]
@@ -244,7 +258,7 @@ class BlackBox:
     def end(self, status: str, *, step: int, reason: str | None = None) -> None:
         """The run has ended, and how; idempotent."""
         mapped, self._map = self._map, None
-        if mapped is None or os.getpid() != self._pid:
+        if mapped is None:
             return
         try:
             facts = {
