@@ -50,7 +50,7 @@ from trainmon.run import Run
 from trainmon.series import catalogue
 from trainmon.signals import TerminationHook
 from trainmon.sinks.base import Message
-from trainmon.sinks.blackbox import COLLECT, MERGE, MERGED, BlackBox
+from trainmon.sinks.blackbox import COLLECT, GATE, GATED, MERGE, MERGED, BlackBox
 from trainmon.slots import Slot, build_slots
 from trainmon.spread import RankSpread
 from trainmon.summary import Summary
@@ -289,12 +289,16 @@ class TrainMonitor:
             return
         # What is found now is found again, and reported, at the end of the step.
         kept, self._findings = self._findings, []
+        if self._box is not None and self._merges:
+            self._box.mark(GATE, self.step)
         try:
             self._heed(supervision.look_before(self.step, slots, self._failed, self._find))
         except Lost as lost:
             self._lose(lost)
         finally:
             self._findings = kept
+            if self._box is not None and self._merges:
+                self._box.mark(GATED, self.step)
 
     def _find(self) -> list[Finding]:
         """The findings of all ranks at a moment that all agreed on."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainmon.sinks.blackbox.phases import MERGE, PHASES
+from trainmon.sinks.blackbox.phases import PHASES, WAITING
 from trainmon.sinks.blackbox.reader import Box, Mark
 
 __all__ = ["RankView", "Verdict", "merge_boxes"]
@@ -171,7 +171,9 @@ def _judge(verdict: Verdict) -> None:
         verdict.first = [view.box.rank for view in first]
         parts.append(_first_said(first, rest, len(views)))
         waiting = [
-            view for view in rest if view not in first and view.box.marks and view.box.marks[-1].code == MERGE
+            view
+            for view in rest
+            if view not in first and view.box.marks and view.box.marks[-1].code in WAITING
         ]
         if waiting:
             parts.append(f"{_ranks(waiting)} {_verb(waiting, 'waits', 'wait')} for the others' values")

@@ -23,7 +23,19 @@ from trainmon.events import (
     TrainEnd,
 )
 
-__all__ = ["COLLECT", "MERGE", "MERGED", "PHASES", "STEP_BEGIN", "STEP_END", "Phase", "code_of"]
+__all__ = [
+    "COLLECT",
+    "GATE",
+    "GATED",
+    "MERGE",
+    "MERGED",
+    "PHASES",
+    "STEP_BEGIN",
+    "STEP_END",
+    "WAITING",
+    "Phase",
+    "code_of",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,20 +62,24 @@ PHASES: dict[int, Phase] = {
     5: Phase("backward_end", "backward of micro-batch {} done", 4),
     6: Phase("micro_end", "micro-batch {} done", 5),
     7: Phase("grads_ready", "gradients ready", 100),
-    8: Phase("optimizer_begin", "in the optimizer", 101),
-    9: Phase("optimizer_end", "optimizer done", 102),
-    10: Phase("step_end", "step done", 103),
-    11: Phase("merge", "waiting for the values of other ranks", 104),
-    12: Phase("merged", "has the values of other ranks", 105),
-    13: Phase("collect", "reading values from the device", 106),
-    14: Phase("eval_begin", "evaluating", 107),
-    15: Phase("eval_end", "evaluation done", 108),
-    16: Phase("save", "saving", 109),
-    17: Phase("load", "loading", 110),
-    18: Phase("exception", "left by an exception", 111),
-    19: Phase("train_end", "training ended", 112),
+    20: Phase("gate", "waiting for what all ranks say before the update", 101),
+    21: Phase("gated", "has what all ranks say before the update", 102),
+    8: Phase("optimizer_begin", "in the optimizer", 103),
+    9: Phase("optimizer_end", "optimizer done", 104),
+    10: Phase("step_end", "step done", 105),
+    11: Phase("merge", "waiting for the values of other ranks", 106),
+    12: Phase("merged", "has the values of other ranks", 107),
+    13: Phase("collect", "reading values from the device", 108),
+    14: Phase("eval_begin", "evaluating", 109),
+    15: Phase("eval_end", "evaluation done", 110),
+    16: Phase("save", "saving", 111),
+    17: Phase("load", "loading", 112),
+    18: Phase("exception", "left by an exception", 113),
+    19: Phase("train_end", "training ended", 114),
 }
-STEP_BEGIN, STEP_END, MERGE, MERGED, COLLECT = 1, 10, 11, 12, 13
+STEP_BEGIN, STEP_END, MERGE, MERGED, COLLECT, GATE, GATED = 1, 10, 11, 12, 13, 20, 21
+#: Marks behind which a rank waits for others.
+WAITING = (MERGE, GATE)
 
 #: By type of event.
 code_of: dict[type, int] = {
