@@ -30,6 +30,7 @@ __all__ = [
     "Flow",
     "ForwardEnd",
     "GradsReady",
+    "Host",
     "Layout",
     "Load",
     "MaxLogits",
@@ -223,6 +224,18 @@ class Observed:
 
     modules: Sequence[str] = ()
     attention: Sequence[AttentionLayer] = ()
+
+
+class Host(Protocol):
+    """What the engine may ask of an adapter when the configuration changes under way."""
+
+    def observe(self) -> Observed:
+        """Takes its hooks away and finds anew what the configuration wants to look at."""
+        ...
+
+    def install(self, step: int) -> None:
+        """Installs hooks for what probes listen to now."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

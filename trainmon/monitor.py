@@ -10,6 +10,7 @@ switched off. All time that the training thread spends in here is measured.
 from __future__ import annotations
 
 import atexit
+import json
 import logging
 import os
 import re
@@ -21,7 +22,7 @@ from typing import Any, Literal, TypeVar
 
 from trainmon.backend import Backend, Lazy, PackedRead
 from trainmon.backend.host import HostBackend
-from trainmon.config import TrainMonitorConfig, load_config
+from trainmon.config import ConfigError, ConfigWatch, TrainMonitorConfig, changed_sections, load_config
 from trainmon.dist import Group, Lost, Merging, Single
 from trainmon.events import (
     AttentionSeen,
@@ -29,6 +30,7 @@ from trainmon.events import (
     Event,
     ExceptionRaised,
     GradsReady,
+    Host,
     ModuleSeen,
     StepBegin,
     StepEnd,
@@ -54,7 +56,7 @@ from trainmon.sinks.blackbox import COLLECT, GATE, GATED, MERGE, MERGED, BlackBo
 from trainmon.slots import Slot, build_slots
 from trainmon.spread import RankSpread
 from trainmon.summary import Summary
-from trainmon.supervision import Supervision
+from trainmon.supervision import Supervision, check_health
 
 __all__ = ["TrainMonitor"]
 
@@ -127,6 +129,10 @@ class TrainMonitor:
 
     def __init__(self, config: Any = None, *, bridge: Any = None, **overrides: Any) -> None:
         self.config: TrainMonitorConfig = load_config(config, **overrides)
+        self._watch = ConfigWatch(config, overrides, self.config)
+        self._proposed: TrainMonitorConfig | None = None  # rank 0 has read it
+        self._agreed: TrainMonitorConfig | None = None  # all ranks take it at their next step
+        self._host: Host | None = None
         self.overhead_ns = 0
         self.step = 0
         self._slots = build_slots(self.config)
@@ -158,11 +164,18 @@ class TrainMonitor:
 
     # -- the life of a run ------------------------------------------------------------------------------------------
 
-    def begin(self, event: TrainBegin, backend: Backend | None = None, group: Group | None = None) -> None:
+    def begin(
+        self,
+        event: TrainBegin,
+        backend: Backend | None = None,
+        group: Group | None = None,
+        host: Host | None = None,
+    ) -> None:
         """The run starts: probes learn of it, series are registered, outputs open.
 
         Args:
             group: the ranks that report together, at the same point of their programs; None: this process alone.
+            host: is asked when the configuration changes under way; None: it has no hooks.
 
         Raises:
             ConfigError: a sink's package is missing.
@@ -173,16 +186,15 @@ class TrainMonitor:
         entered = time.perf_counter_ns()
         self._backend = backend or self._backend
         self._group = group or self._group
+        self._host = host
         self._began = time.perf_counter()
         self._begin_event = event
         self.step = event.resumed_step
         context = ProbeContext(event, self._backend, self.say, self._found)
         for slot in self._slots:
             slot.probe.begin(context)
-        if self.config.comparison is not None and self._group.size > 1:
-            self._rankwise = RankWise(self.config.comparison, self._group)
-        if self.config.replicas is not None and self._group.size > 1 and event.model is not None:
-            self._replicas = Replicas(self.config.replicas, self._group, self._backend)
+            slot.fresh = False
+        self._compare_ranks()
         self._register()
         units = {series.name: series.spec.unit for series in self._registry.series.values()}
         if self.config.health is not None:
@@ -209,6 +221,13 @@ class TrainMonitor:
                 step=self.step,
             )
         self.overhead_ns += time.perf_counter_ns() - entered
+
+    def _compare_ranks(self) -> None:
+        """As the configuration has it."""
+        comparison, replicas, several = self.config.comparison, self.config.replicas, self._group.size > 1
+        self._rankwise = RankWise(comparison, self._group) if comparison is not None and several else None
+        wanted = replicas is not None and several and self._begin_event.model is not None
+        self._replicas = Replicas(replicas, self._group, self._backend) if replicas and wanted else None
 
     def _of_rank_0(self, message: bytes) -> bytes:
         """What rank 0 has to say to all; each rank's own where they can't be asked."""
@@ -415,6 +434,8 @@ class TrainMonitor:
 
     def _begin_step(self, event: StepBegin) -> None:
         self.step, self._step_began = event.step, event.time
+        if self._agreed is not None:
+            self._adopt(self._agreed)
         for slot in self._slots:
             slot.arm(event.step)
 
@@ -454,6 +475,7 @@ class TrainMonitor:
         )
         for slot in self._slots:
             slot.trouble = False
+        self._look_at_config()
         self._summary.steps += 1
         self._summary.last_step = event.step
         self._summary.wall_seconds += seconds or 0.0
@@ -504,6 +526,7 @@ class TrainMonitor:
         messages, self._outbox = self._outbox, []
         merging: Merging | None = None
         if self._merges:
+            frame.set(self._config_changed, float(self._proposed is not None))
             frame.set(self._stale, float(any(slot.probe.stale for slot in self._slots)))
             frame.set(self._alarm, float(bool(messages or findings)))
             try:
@@ -562,6 +585,10 @@ class TrainMonitor:
         self._heed(outcome)
         if merged:
             self._govern(frame, pending.event.step)
+        if report.merging is None:
+            self._agreed, self._proposed = self._proposed or self._agreed, None
+        elif merged and frame.get(self._config_changed)[0][0] > 0:
+            self._agree()
         if report.merging is not None and merged and stale:
             self._register()
 
@@ -691,6 +718,7 @@ class TrainMonitor:
             registry.part("monitor.stale", "max"),
             registry.part("monitor.alarm", "max"),
         )
+        self._config_changed = registry.part("monitor.config", "max")
         self._trouble = registry.part("monitor.trouble", "max", max(len(self._slots), 1))
         registry.add("perf/monitor_overhead", (self._spent, self._lasted), ratio, probe=_OWN)
         self._read, self._wanted = registry.part("monitor.read", "sum"), registry.part("monitor.due", "sum")
@@ -735,6 +763,7 @@ class TrainMonitor:
             self._replicas.register(model.parameter_names(), pieces)
 
     def _listen(self) -> None:
+        self._listeners = {}
         for kind in Event.__args__:
             method = "on_" + re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower()
             found = [
@@ -742,6 +771,81 @@ class TrainMonitor:
             ]
             if found:
                 self._listeners[kind] = found
+
+    # -- a configuration that changes under way -------------------------------------------------------------------------
+
+    def _look_at_config(self) -> None:
+        """Rank 0 looks whether the configuration's file has changed; one that is wrong is said and ignored."""
+        if self._group.rank != 0 or self._proposed is not None:
+            return
+        try:
+            new = self._watch.poll()
+            if new is not None and new.health is not None:
+                check_health(new.health, self._begin_event)
+        except ConfigError as error:
+            text = f"the changed configuration is ignored, the old one goes on:\n{error}"
+            self._say(Told("warning", "config_ignored", text, self.step))
+            return
+        self._proposed = new
+        if self._watch.ignored:
+            names = ", ".join(self._watch.ignored)
+            text = f"the configuration's changes of {names} take effect when a run begins, not in this one"
+            self._say(Told("warning", "config_fixed", text, self.step))
+
+    def _agree(self) -> None:
+        """Rank 0 has a new configuration: all ranks learn of it in the same report."""
+        mine = b"" if self._proposed is None else json.dumps(self._proposed.to_dict()).encode()
+        self._proposed = None
+        try:
+            self._agreed = load_config(json.loads(self._group.exchange(mine)[0]))
+        except Lost as lost:
+            self._lose(lost)
+
+    def _adopt(self, new: TrainMonitorConfig) -> None:
+        """Goes on with another configuration; what it doesn't touch keeps its state. All ranks at the same step."""
+        self._agreed = None
+        self._publish_report()
+        self._collect()
+        self._publish_report()
+        old, self.config = self.config, new
+        changed = changed_sections(old, new)
+        if self._host is not None:
+            self._begin_event = replace(self._begin_event, observed=self._host.observe())
+        self._slots = build_slots(new, keep=self._slots, changed=changed)
+        context = ProbeContext(self._begin_event, self._backend, self.say, self._found)
+        for slot in self._slots:
+            if slot.fresh:
+                slot.probe.begin(context)
+                slot.fresh = False
+        self._governor = None if new.overhead is None else Governor(new.overhead, self._slots)
+        if {"comparison", "replicas"} & set(changed):
+            self._compare_ranks()
+        if self._supervision is not None and "health" not in changed:
+            self._supervision.take_slots(self._slots)
+        self._listen()
+        self._register()
+        if "health" in changed:
+            self._supervise_anew()
+        if self._host is not None:
+            self._host.install(self.step)
+        if self._run is not None:
+            self._run.configure(new)
+        text = f"the configuration has changed: {', '.join(changed)}; from step {self.step} on"
+        self._say_everywhere([Told("info", "config_changed", text, self.step, {"changed": list(changed)})])
+
+    def _supervise_anew(self) -> None:
+        """Other rules; detectors that stay go on from their state."""
+        before, self._supervision = self._supervision, None
+        section = self.config.health
+        if before is not None:
+            self._say_everywhere(before.close())
+        if section is not None:
+            self._supervision = Supervision(
+                section, self._begin_event, self._slots, self._group, self._backend, self._registry
+            )
+            if before is not None:
+                state = before.health.state_dict()
+                self._say_everywhere(self._supervision.load_state_dict(state, self.step))
 
     # -- failures ---------------------------------------------------------------------------------------------------
 

@@ -188,6 +188,14 @@ class Run:
             except OSError as error:
                 _logger.warning("run.json could not be written: %s", error)
 
+    def configure(self, config: TrainMonitorConfig) -> None:
+        """Records a configuration that has changed under way."""
+        if self._file is not None:
+            try:
+                self._file.configure(config.to_dict())
+            except OSError as error:
+                _logger.warning("run.json could not be written: %s", error)
+
     def end(self, status: str, *, last_step: int, reason: str | None, counters: Mapping[str, Any]) -> None:
         """Writes everything that waits, then how the run ended. Bounded in time; may be called again."""
         if self.box is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from trainmon.config import TrainMonitorConfig
@@ -36,6 +37,7 @@ class Slot:
         stretch: it is looked at in one of so many steps of its schedule.
         wanted: whether the schedule asked for this step.
         spent_ns: nanoseconds inside it since they were last taken.
+        fresh: its probe has not begun.
     """
 
     probe: Probe
@@ -49,6 +51,7 @@ class Slot:
     stretch: int = 1
     wanted: bool = False
     spent_ns: int = 0
+    fresh: bool = True
     _passed: int = 0
 
     @property
@@ -66,8 +69,31 @@ class Slot:
         self._passed += self.wanted
 
 
-def build_slots(config: TrainMonitorConfig) -> list[Slot]:
-    """The probes of all sections that are on."""
+#: Top-level keys that sections inherit.
+_INHERITED = frozenset({"every", "window", "target", "exclude", "invert"})
+
+
+def build_slots(
+    config: TrainMonitorConfig, keep: Sequence[Slot] = (), changed: Collection[str] = ()
+) -> list[Slot]:
+    """The probes of all sections that are on.
+
+    Args:
+        keep: the slots of an earlier configuration; what stands in sections that are not ``changed`` goes on.
+    """
+    slots = _all_slots(config)
+    if not _INHERITED.isdisjoint(changed):
+        return slots
+    before = {type(slot.probe): slot for slot in keep if slot.probe.name not in changed}
+    stands_for: dict[int, Slot] = {}
+    for slot in slots:
+        going_on = before.get(type(slot.probe), slot)
+        going_on.follows = tuple(stands_for[id(followed)] for followed in slot.follows)
+        stands_for[id(slot)] = going_on
+    return list(stands_for.values())
+
+
+def _all_slots(config: TrainMonitorConfig) -> list[Slot]:
     slots: list[Slot] = []
 
     def add(probe: Probe, *, always: bool = False) -> None:

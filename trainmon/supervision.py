@@ -22,7 +22,7 @@ from trainmon.series import concrete_name
 from trainmon.sinks.base import plain
 from trainmon.slots import Slot
 
-__all__ = ["Supervision"]
+__all__ = ["Supervision", "check_health"]
 
 
 class Supervision:
@@ -48,8 +48,8 @@ class Supervision:
         backend: Backend,
         registry: Registry,
     ) -> None:
-        self._slots, self._group, self._backend = slots, group, backend
-        self._askable = [slot for slot in slots if hasattr(slot.probe, "before_update")]
+        self._group, self._backend = group, backend
+        self.take_slots(slots)
         self.take_layout(registry)
         self.health = Health(section, group.size, self._gate.names)
         check_actions(self.health.rules, begin.actions, begin.host)
@@ -57,6 +57,11 @@ class Supervision:
         self._on_lost = section.on_lost
         self._decision = Decision()
         self._webhook = _webhook(section.webhook) if group.rank == 0 else None
+
+    def take_slots(self, slots: Sequence[Slot]) -> None:
+        """Other probes, before their layout."""
+        self._slots = slots
+        self._askable = [slot for slot in slots if hasattr(slot.probe, "before_update")]
 
     def take_layout(self, registry: Registry) -> None:
         """New series; the detectors of old ones go on."""
@@ -192,6 +197,15 @@ class Supervision:
         except (ValueError, TypeError) as error:
             self.health.restart()
             return [Told("warning", "health_not_restored", f"{error}: detectors start anew", step)]
+
+
+def check_health(section: HealthConfig, begin: TrainBegin) -> None:
+    """Whether the host can do what the rules ask for.
+
+    Raises:
+        ConfigError: it can't.
+    """
+    check_actions(Health(section, 1, []).rules, begin.actions, begin.host)
 
 
 def _webhook(section: WebhookConfig | None) -> Webhook | None:

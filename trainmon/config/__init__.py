@@ -23,10 +23,12 @@ from .schema import (
     TrainMonitorConfig,
     Window,
 )
+from .watch import ConfigWatch, changed_sections
 
 __all__ = [
     "Cadence",
     "ConfigError",
+    "ConfigWatch",
     "CsvSink",
     "GradientsConfig",
     "HealthConfig",
@@ -45,6 +47,7 @@ __all__ = [
     "WebhookConfig",
     "Window",
     "bind",
+    "changed_sections",
     "glob_pattern",
     "key",
     "load_config",

@@ -17,7 +17,7 @@ from .schema import TrainMonitorConfig
 from .tree import Value, from_python
 from .words import nearest
 
-__all__ = ["load_config"]
+__all__ = ["Source", "files_of", "load_config"]
 
 _TYPE = "TrainMonitor"
 # Keys of an entry under `callbacks:` that are the host's: MindFormers' way to register a class of another package.
@@ -56,6 +56,23 @@ def load_config(source: Source = None, /, **overrides: Any) -> TrainMonitorConfi
     named = _named_file(inline, code)
     layers = [_without(inline, "config"), _without(code, "config")]
     return bind(TrainMonitorConfig, *([] if named is None else [named]), *layers)
+
+
+def files_of(source: Source, overrides: Mapping[str, Any]) -> list[str]:
+    """The files that `load_config` reads for these, as far as they can be read."""
+    files: list[str] = []
+    inline = Value({})
+    try:
+        if isinstance(source, str | os.PathLike):
+            files.append(os.path.expanduser(os.fspath(source)))
+            inline = _locate(read_file(source))
+        elif isinstance(source, Mapping):
+            ours = {key: source[key] for key in ("callbacks", "trainmon") if key in source}
+            inline = _locate(from_python(ours or source))
+        named = _named_file(inline, from_python(dict(overrides)))
+    except ConfigError:
+        return files
+    return files if named is None or not named.place.file else [*files, named.place.file]
 
 
 def _stop(value: Value, message: str) -> NoReturn:

@@ -129,6 +129,15 @@ class RunFile:
         del changes[:-_CHANGES]
         self._publish()
 
+    def configure(self, config: Mapping[str, Any]) -> None:
+        """The configuration has changed under way.
+
+        Raises:
+            OSError: the file can't be written.
+        """
+        self._record["config"] = plain(config)
+        self._publish()
+
     def end(
         self,
         status: str,

@@ -39,6 +39,7 @@ from trainmon.events import (
     Layout,
     MaxLogits,
     MicroEnd,
+    Observed,
     OptimizerBegin,
     OptimizerEnd,
     Phase,
@@ -175,12 +176,12 @@ class TorchLoop:
         self._stop = Decision()
         self._skipped = False
         self._handles: list[Any] = []
+        self._model = model
         self._inside = Inside(model, monitor, lambda: self._micro)
         self._hooked: list[torch.optim.Optimizer] = []
         begin = replace(begin, model=self._list, optimizer=self._view, observed=self._inside.observed)
-        monitor.begin(begin, backend, group)
-        self._hook_optimizers()
-        self._inside.install(begin.resumed_step)
+        monitor.begin(begin, backend, group, host=self)
+        self.install(begin.resumed_step)
         self._begin_step()
 
     # -- what the loop calls ----------------------------------------------------------------------------------------
@@ -423,15 +424,31 @@ class TorchLoop:
         if Action.RAISE in decision.actions:
             raise TrainingStopped(decision)
 
+    def observe(self) -> Observed:
+        """The configuration changes: the engine asks anew what can be looked at."""
+        self._inside.remove()
+        self._inside = Inside(self._model, self.monitor, lambda: self._micro)
+        return self._inside.observed
+
+    def install(self, step: int) -> None:
+        """Installs the hooks that probes want now, and takes away the others."""
+        if not self._wants_optimizer():
+            self._unhook()
+        self._hook_optimizers()
+        self._inside.install(step)
+
     # -- hooks ------------------------------------------------------------------------------------------------------
 
     def _remove_hooks(self) -> None:
         self._inside.remove()
         self._unhook()
 
+    def _wants_optimizer(self) -> bool:
+        return any(self.monitor.listens(kind) for kind in (GradsReady, OptimizerBegin, OptimizerEnd))
+
     def _hook_optimizers(self) -> None:
         """On those that do the work; a wrapper may have made them anew."""
-        if not any(self.monitor.listens(kind) for kind in (GradsReady, OptimizerBegin, OptimizerEnd)):
+        if not self._wants_optimizer():
             return
         inner = optimizers_of(self._optimizer)
         if [id(one) for one in inner] == [id(one) for one in self._hooked]:
