@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol
 __all__ = [
     "ENGINE_ACTIONS",
     "Action",
+    "AdamStep",
     "AttentionLayer",
     "AttentionSeen",
     "BackwardEnd",
@@ -144,6 +145,29 @@ class TensorView:
         return iter(zip(self.names, self.tensors, shards, strict=True))
 
 
+@dataclass(frozen=True, slots=True)
+class AdamStep:
+    """What Adam has just done to one parameter: ``w -= lr * (mhat / (sqrt(vhat) + eps) + decay * w)``.
+
+    Attributes:
+        name: of the parameter.
+        mean, square: first and second moment (the largest one with amsgrad), this rank's pieces.
+        step: updates so far, for the bias correction: a number or anything with one element.
+        lr, betas, eps, decay: of the parameter's group; ``decay`` is 0 where it is part of the gradient.
+        owner: whether this rank contributes the parameter.
+    """
+
+    name: str
+    mean: Any
+    square: Any
+    step: Any
+    lr: Any
+    betas: tuple[float, float]
+    eps: float
+    decay: float
+    owner: bool = True
+
+
 class OptimizerView(Protocol):
     """What the engine may ask of an optimizer, read when asked (an optimizer may be reloaded at any time)."""
 
@@ -159,6 +183,10 @@ class OptimizerView(Protocol):
         """The optimizer's state by its key: one name for what optimizers call differently (``exp_avg``,
         ``exp_avg_sq``, ``momentum_buffer``), this rank's pieces for each trainable parameter that has some. State of
         which a rank holds a piece that others hold too says so in its shards."""
+        ...
+
+    def adam_steps(self) -> Sequence[AdamStep]:
+        """The updates that Adam and AdamW have just made; of other optimizers nothing."""
         ...
 
     def masters(self) -> TensorView:
@@ -185,6 +213,11 @@ class ModelView(Protocol):
 
     def weights(self) -> TensorView:
         """This rank's pieces of all trainable parameters, dense, live."""
+        ...
+
+    def version(self) -> int:
+        """Another number once somebody has written to a weight: for telling that nobody has, as far as the framework
+        keeps count."""
         ...
 
 

@@ -16,6 +16,7 @@ from trainmon.probes.moments import MomentsProbe
 from trainmon.probes.optim import OptimProbe
 from trainmon.probes.throughput import ThroughputProbe
 from trainmon.probes.timing import TimingProbe
+from trainmon.probes.updates import UpdatesProbe
 from trainmon.probes.weights import WeightsProbe
 from trainmon.schedule import Schedule
 
@@ -152,6 +153,19 @@ def _all_slots(config: TrainMonitorConfig) -> list[Slot]:
         add(
             AttentionProbe(
                 sample_rows=attention.rows or None, per_head=attention.per_head, tau=attention.qk_clip
+            )
+        )
+    if config.updates is not None:
+        updates = config.updates
+        add(
+            UpdatesProbe(
+                config.selection("updates"),
+                norm=updates.norm,
+                ratio=updates.ratio,
+                zero_share=updates.zero_share,
+                per_parameter=updates.per_parameter,
+                adam=updates.adam,
+                source=updates.source,
             )
         )
     if config.throughput is not None:

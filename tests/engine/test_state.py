@@ -376,3 +376,178 @@ def test_one_packed_read_a_step_whatever_is_on(tmp_path: Path) -> None:
             mon.step_end()
         reads = mon.monitor._backend
     assert reads.reads == 4
+
+
+# ---- updates ----
+
+UPDATES = {"every": 1, "per_parameter": True}
+FEW = ("sgd", "adamw", "lion", "muon with adamw")
+
+
+def copies(model: Any) -> dict[str, Any]:
+    return {name: p.detach().double().clone() for name, p in model.named_parameters()}
+
+
+def moved(before: dict[str, Any], model: Any) -> dict[str, float]:
+    """What an update is, from float64 copies."""
+    after = copies(model)
+    size = norm(before.values())
+    differences = {name: after[name] - before[name] for name in after}
+    same = sum(int((difference == 0).sum()) for difference in differences.values())
+    whole = norm(differences.values())
+    return {
+        "update/norm": whole,
+        "update/ratio": whole / size,
+        "update/zero_share": same / sum(tensor.numel() for tensor in after.values()),
+        **{name: norm([differences[name]]) / norm([before[name]]) for name in after},
+    }
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("kind", "every"), [*((kind, 1) for kind in FEW), ("adamw", 2), ("adamw", 3)])
+def test_updates_are_what_the_optimizer_did(tmp_path: Path, kind: str, every: int, backend: str) -> None:
+    model = make()
+    optimizer = OPTIMIZERS[kind](model)
+    truth = {}
+    with attach(tmp_path, model, optimizer, backend, updates={**UPDATES, "every": every}) as mon:
+        for number in range(1, 8):
+            before = copies(model)
+            step(model, optimizer, number)
+            truth[number] = moved(before, model)
+            mon.step_end()
+    due = [number for number in truth if number == 1 or number % every == 0]
+    shown, rows = records(tmp_path), tables(tmp_path, "updates")
+    assert [record["step"] for record in shown] == due
+    for record in shown:
+        expected = truth[record["step"]]
+        for name in ("update/norm", "update/ratio", "update/zero_share"):
+            assert record[name] == pytest.approx(expected[name], rel=1e-5), (record["step"], name)
+        for name in copies(model):
+            assert rows[record["step"], name]["update/ratio"] == pytest.approx(expected[name], rel=1e-5)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_others_write_to_weights_is_no_update(tmp_path: Path, backend: str) -> None:
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    other, truth = make(seed=5).state_dict(), []
+    with attach(tmp_path, model, optimizer, backend, updates=UPDATES) as mon:
+        for number in range(1, 7):
+            if number == 3:
+                model.load_state_dict(other)
+            if number == 5:
+                with torch.no_grad():
+                    model[0].weight.mul_(2)
+            before = copies(model)
+            if number == 4:
+                mon.step_end()  # nothing happened, as when a loss scaler skips
+                truth.append(0.0)
+                continue
+            if number == 5:
+                mon.step_end()  # somebody else's doing, and no update
+                truth.append(None)
+                continue
+            step(model, optimizer, number)
+            truth.append(moved(before, model)["update/norm"])
+            mon.step_end()
+    shown = records(tmp_path)
+    assert [record["update/norm"] for record in shown] == [
+        None if value is None else pytest.approx(value, rel=1e-5) for value in truth
+    ]
+    assert shown[3]["update/ratio"] == 0 and shown[3]["update/zero_share"] == 1
+
+
+def test_a_step_that_the_scaler_skips_gives_0(tmp_path: Path) -> None:
+    for fused in (False, True):
+        model = torch.nn.Linear(2, 1, bias=False)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=fused)
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=2)
+        with attach(tmp_path / str(fused), model, optimizer, updates=UPDATES) as mon:
+            for number in (1, 2, 3, 4):
+                loss = model(torch.ones(1, 2)).sum() * (float("inf") if number == 2 else 1.0)
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+                optimizer.zero_grad()
+                mon.step_end()
+        norms = [record["update/norm"] for record in records(tmp_path / str(fused))]
+        assert norms[1] == 0 and min(norms[0], norms[2], norms[3]) > 0.05
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_small_updates_are_lost_in_bfloat16_and_seen_in_its_masters(tmp_path: Path, backend: str) -> None:
+    model = make(dtype=torch.bfloat16)
+    masters = [p.detach().float().requires_grad_() for p in model.parameters()]
+    optimizer = torch.optim.SGD(masters, lr=1e-5)
+    shown = {}
+    for source in ("auto", "model"):
+        with attach(
+            tmp_path / source, model, optimizer, backend, updates={**UPDATES, "source": source}
+        ) as mon:
+            for _ in (1, 2):
+                model(torch.ones(4, 6, dtype=torch.bfloat16)).square().mean().backward()
+                for master, own in zip(masters, model.parameters(), strict=True):
+                    master.grad, own.grad = own.grad.float(), None
+                optimizer.step()
+                with torch.no_grad():
+                    for master, own in zip(masters, model.parameters(), strict=True):
+                        own.copy_(master)
+                mon.step_end()
+        shown[source] = records(tmp_path / source)[-1]
+    assert shown["auto"]["update/norm"] > 0 and shown["auto"]["update/zero_share"] < 0.5
+    assert shown["model"]["update/zero_share"] > 0.9
+    (event,) = said(tmp_path / "model", "updates_of_rounded_weights")
+    assert "bfloat16" in event["text"]
+    assert not said(tmp_path / "auto", "updates_of_rounded_weights")
+
+
+def test_from_zero_the_ratio_is_infinite_and_0_of_0_is_null(tmp_path: Path) -> None:
+    model = torch.nn.ParameterDict({"still": torch.zeros(3), "moves": torch.zeros(2)})
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    with attach(tmp_path, model, optimizer, updates=UPDATES) as mon:
+        model["moves"].grad = torch.ones(2)
+        optimizer.step()
+        mon.step_end()
+    (record,) = records(tmp_path)
+    rows = {name: row["update/ratio"] for (_, name), row in tables(tmp_path, "updates").items()}
+    assert rows == {"still": None, "moves": math.inf}
+    assert record["update/ratio"] == "Infinity" or record["update/ratio"] == math.inf
+    assert record["update/norm"] == pytest.approx(math.sqrt(2)) and record["update/zero_share"] == 0.6
+
+
+def test_only_selected_weights_are_copied_and_come_and_go(tmp_path: Path) -> None:
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with attach(tmp_path, model, optimizer, updates={**UPDATES, "target": "weight"}) as mon:
+        for number in range(1, 7):
+            if number == 3:
+                model.append(torch.nn.Linear(2, 2))
+                optimizer.add_param_group({"params": model[-1].parameters()})
+            if number == 5:
+                model[0].weight.requires_grad_(False)
+            before = copies(model)
+            step(model, optimizer, number)
+            truth = moved(before, model)
+            mon.step_end()
+        (probe,) = [slot.probe for slot in mon.monitor._slots if slot.probe.name == "updates"]
+        assert all("weight" in name for name in probe._copies)
+    rows = tables(tmp_path, "updates")
+    assert {name for number, name in rows if number == 1} == {"0.weight", "2.weight"}
+    assert rows[6, "3.weight"]["update/ratio"] == pytest.approx(truth["3.weight"], rel=1e-5)
+    assert rows[6, "2.weight"]["update/ratio"] == pytest.approx(truth["2.weight"], rel=1e-5)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kind", ["adam", "adamw"])
+def test_the_norm_that_adam_says_is_the_norm_of_the_update(tmp_path: Path, kind: str, backend: str) -> None:
+    model = make()
+    make_one = torch.optim.Adam if kind == "adam" else torch.optim.AdamW
+    optimizer = make_one(model.parameters(), lr=1e-2, weight_decay=0.1, amsgrad=True)
+    with attach(tmp_path, model, optimizer, backend, updates={"every": 1, "adam": True}) as mon:
+        for number in (1, 2, 3):
+            step(model, optimizer, number)
+            for group in optimizer.param_groups:
+                group["lr"] *= 0.5  # a scheduler, before the step is over
+            mon.step_end()
+    for record in records(tmp_path):
+        assert record["update/norm_adam"] == pytest.approx(record["update/norm"], rel=1e-4)

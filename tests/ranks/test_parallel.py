@@ -16,6 +16,7 @@ SAME = (
     *("loss/global", "grad/norm", "grad/clip_coef", "grad/nonfinite", "optim/lr"),
     *("weight/norm", "weight/nonfinite"),
     *("moment/norm/exp_avg", "moment/norm/exp_avg_sq", "moment/v_negative"),
+    *("update/norm", "update/ratio", "update/zero_share", "update/norm_adam"),
 )
 
 
@@ -50,7 +51,11 @@ def test_the_numbers_of_a_single_process(
         assert record["data/tokens"] == 1000 + record["step"] * train.BATCH * train.TOKENS
         assert record["data/consumed_samples"] == record["step"] * train.BATCH
     moments = {"moment/norm/exp_avg", "moment/norm/exp_avg_sq"}
-    assert {series for series, _, _ in alone["rows"]} == {"grad/norm", "weight/norm"} | moments
+    assert {series for series, _, _ in alone["rows"]} == {
+        "grad/norm",
+        "weight/norm",
+        "update/ratio",
+    } | moments
     assert found["rows"] == pytest.approx(alone["rows"], rel=FLOAT_ERROR)
     assert not [event for event in found["events"] if event.get("level") in ("warning", "error")]
 

@@ -87,6 +87,7 @@ def run(
             "gradients": {"per_parameter": True},
             "weights": {"every": 1, "per_parameter": True},
             "moments": {"every": 1, "per_parameter": True},
+            "updates": {"every": 1, "per_parameter": True, "adam": True},
             **keys,
         },
         counts_tokens=counts,

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from trainmon.events import AdamStep
 from trainmon.ops.attention_records import SUMS
 
 __all__ = ["ATTENTION_COLUMNS", "SUMMARY_COLUMNS", "Backend", "Lazy", "PackedRead"]
@@ -87,6 +88,32 @@ class Backend(Protocol):
     def fingerprints(self, tensors: Sequence[Any]) -> Lazy:
         """64 bits of each tensor's bytes as two numbers below 2^32, shape ``[len(tensors), 2]``; equal for equal bits.
         Tensors of a device are copied to the host beside its work."""
+        ...
+
+    def keep(self, tensors: Sequence[Any], into: Sequence[Any | None] = ()) -> list[Any]:
+        """Copies of tensors, for :meth:`differences`.
+
+        Args:
+            into: as many earlier copies, or None; those of the same shape and dtype are overwritten and returned.
+        """
+        ...
+
+    def differences(self, tensors: Sequence[Any], copies: Sequence[Any], update: bool = False) -> Lazy:
+        """Per tensor, against its copy: sum of squares of the difference, sum of squares of the copy (both propagating),
+        number of elements with unchanged bits, number of elements: shape ``[len(tensors), 4]``.
+
+        Args:
+            update: bring the copies up to date in the same pass.
+        """
+        ...
+
+    def adam_squares(self, steps: Sequence[AdamStep], weights: Sequence[Any]) -> Lazy:
+        """Per step the sum of squares of ``lr * (mhat / (sqrt(vhat) + eps) + decay * w)``, shape ``[len(steps)]``, NaN
+        where it can't be computed.
+
+        Args:
+            weights: those that decay, one a step; as they were before it.
+        """
         ...
 
     def scalar(self, value: Any) -> Lazy:

@@ -10,11 +10,13 @@ import numpy as np
 
 from trainmon.backend.base import Floats, Lazy
 from trainmon.backend.scores import allowed_by, as_float32, rows_of_products, rows_of_scores
+from trainmon.events import AdamStep
 from trainmon.ops import (
     AttentionLogits,
     AttentionRows,
     LossAccumulator,
     attention_logits,
+    diff_norm,
     fingerprint,
     multi_norm,
     tensor_stats,
@@ -23,6 +25,9 @@ from trainmon.ops.attention import sampled_places
 from trainmon.ops.attention_mask import MaskKind
 
 __all__ = ["HostBackend"]
+
+#: Elements of a block of NumPy arithmetic.
+_BLOCK = 16_384
 
 
 class HostBackend:
@@ -68,6 +73,20 @@ class HostBackend:
 
     def fingerprints(self, tensors: Sequence[Any]) -> Lazy:
         return _known(prints(tensors))
+
+    def keep(self, tensors: Sequence[Any], into: Sequence[Any | None] = ()) -> list[Any]:
+        copies = into if into else [None] * len(tensors)
+        return [_copy(tensor, copy) for tensor, copy in zip(tensors, copies, strict=True)]
+
+    def differences(self, tensors: Sequence[Any], copies: Sequence[Any], update: bool = False) -> Lazy:
+        each = diff_norm(tensors, copies, update=update, per_tensor=True).each
+        if each is None:
+            raise RuntimeError("diff_norm gave no numbers of single tensors")
+        unchanged = np.where(each.n > 0, np.round(each.unchanged * each.n), 0.0)
+        return _known(np.stack([each.norm**2, each.previous_norm**2, unchanged, each.n], axis=1))
+
+    def adam_squares(self, steps: Sequence[AdamStep], weights: Sequence[Any]) -> Lazy:
+        return _known(np.array([_adam_square(*one) for one in zip(steps, weights, strict=True)]))
 
     def scalar(self, value: Any) -> Lazy:
         return _known(np.array([float(value)]))
@@ -127,6 +146,44 @@ def prints(tensors: Sequence[Any]) -> Floats:
     """The halves of the 64-bit fingerprints of host tensors, shape ``[len(tensors), 2]``."""
     values = [one.value for one in fingerprint(tensors, bits=64)]
     return np.array([(value >> 32, value & 0xFFFFFFFF) for value in values], np.float64).reshape(-1, 2)
+
+
+def _copy(tensor: Any, into: Any | None) -> Any:
+    """Of an array, or of a tensor that has torch's methods."""
+    if hasattr(tensor, "detach"):
+        tensor = tensor.detach()
+    if into is None or into.shape != tensor.shape or into.dtype != tensor.dtype:
+        return tensor.clone() if hasattr(tensor, "clone") else np.array(tensor)
+    if hasattr(into, "copy_"):
+        into.copy_(tensor)
+    else:
+        np.copyto(into, tensor)
+    return into
+
+
+def _adam_square(step: AdamStep, weight: Any) -> float:
+    """Block by block in float64: NumPy's temporaries stay in the cache."""
+    arrays = [_flat(tensor) for tensor in (step.mean, step.square, weight)]
+    updates, (one, two) = float(step.step), step.betas
+    correct_mean, correct_square = 1 - one**updates, 1 - two**updates
+    total = 0.0
+    with np.errstate(all="ignore"):
+        for start in range(0, arrays[0].size, _BLOCK):
+            m, v, w = (array[start : start + _BLOCK].astype(np.float64) for array in arrays)
+            move = (m / correct_mean) / (np.sqrt(v / correct_square) + step.eps) + step.decay * w
+            total += float(np.dot(move, move))
+    return total * float(step.lr) ** 2
+
+
+def _flat(tensor: Any) -> Any:
+    """As a NumPy array, widened only where NumPy has no such dtype."""
+    if not hasattr(tensor, "detach"):
+        return np.ravel(tensor)
+    tensor = tensor.detach()
+    try:
+        return np.asarray(tensor).reshape(-1)
+    except TypeError:
+        return np.asarray(tensor.float()).reshape(-1)
 
 
 def _propagating(stats: Any, field: str) -> Floats:

@@ -7,7 +7,7 @@ finding it would need a second read while the gradient is alive.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ import torch
 from trainmon.backend.base import ATTENTION_COLUMNS, Floats, Lazy
 from trainmon.backend.host import prints
 from trainmon.backend.torch_attention import product_sums, rows_given, score_sums
+from trainmon.events import AdamStep
 from trainmon.ops.attention import sampled_places
 
 __all__ = ["TorchBackend"]
@@ -112,6 +113,64 @@ class TorchBackend:
 
         return Lazy((), finish)
 
+    def keep(
+        self, tensors: Sequence[torch.Tensor], into: Sequence[torch.Tensor | None] = ()
+    ) -> list[torch.Tensor]:
+        copies = list(into) if into else [None] * len(tensors)
+        with torch.no_grad():
+            kept = [
+                copy
+                if copy is not None and copy.shape == tensor.shape and copy.dtype == tensor.dtype
+                else torch.empty_like(tensor)
+                for tensor, copy in zip(tensors, copies, strict=True)
+            ]
+            if kept:
+                torch._foreach_copy_(kept, list(tensors))
+        return kept
+
+    def differences(
+        self, tensors: Sequence[torch.Tensor], copies: Sequence[torch.Tensor], update: bool = False
+    ) -> Lazy:
+        counts = np.array([tensor.numel() for tensor in tensors], np.float64)
+        handles: list[torch.Tensor] = []
+        finishes: list[Any] = []
+        with torch.no_grad():
+            for now, before in _batches(tensors, copies):
+                wide = [_widened(tensor) for tensor in before]
+                moved = torch._foreach_sub([_widened(tensor) for tensor in now], wide)
+                for squares, finish in (self._square_sums(moved), self._square_sums(wide)):
+                    handles.append(squares)
+                    finishes.append(finish)
+                same = [(_bits(a) == _bits(b)).sum() for a, b in zip(now, before, strict=True)]
+                handles.append(torch.stack([self._number(count) for count in same]))
+            if update and tensors:
+                torch._foreach_copy_(list(copies), list(tensors))
+
+        def table(*read: Floats) -> Floats:
+            columns = [[np.zeros(0)], [np.zeros(0)], [np.zeros(0)]]
+            for batch in range(len(read) // 3):
+                for column in (0, 1):
+                    columns[column].append(finishes[2 * batch + column](read[3 * batch + column]))
+                columns[2].append(read[3 * batch + 2])
+            return np.stack([*(np.concatenate(column) for column in columns), counts], axis=1)
+
+        return Lazy(tuple(handles), table)
+
+    def adam_squares(self, steps: Sequence[AdamStep], weights: Sequence[torch.Tensor]) -> Lazy:
+        moves = []
+        with torch.no_grad():
+            for step, weight in zip(steps, weights, strict=True):
+                updates = step.step
+                if not isinstance(updates, torch.Tensor) or updates.device.type == "cpu":
+                    updates = float(updates)  # 1 - 0.999 in float32 has lost three digits
+                elif self.float64:
+                    updates = updates.double()
+                one, two = (1 - beta**updates for beta in step.betas)
+                move = (step.mean / one) / ((step.square / two).sqrt() + step.eps)
+                moves.append(_widened(move.add_(weight, alpha=step.decay).mul_(step.lr)))
+        squares = self.squares(moves)
+        return Lazy(squares.handles, lambda *read: squares.finish(*read)[:, 0])
+
     def scalar(self, value: Any) -> Lazy:
         if isinstance(value, torch.Tensor) and value.device.type == self.device.type:
             # A copy: a captured graph writes the next loss to the same place.
@@ -195,6 +254,33 @@ class TorchBackend:
         if not tensor.is_floating_point():
             return torch.zeros(3, device=tensor.device)
         return torch.stack([tensor.isnan().sum(), tensor.isposinf().sum(), tensor.isneginf().sum()])
+
+
+#: Elements of a batch: what a difference needs for a moment, in float32, is at most 64 MiB beside a single tensor's own.
+_BATCH = 1 << 24
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+Tensors = Sequence[torch.Tensor]
+
+
+def _batches(tensors: Tensors, copies: Tensors) -> Iterator[tuple[Tensors, Tensors]]:
+    start, size = 0, 0
+    for index, tensor in enumerate(tensors):
+        if size and size + tensor.numel() > _BATCH:
+            yield tensors[start:index], copies[start:index]
+            start, size = index, 0
+        size += tensor.numel()
+    if start < len(tensors):
+        yield tensors[start:], copies[start:]
+
+
+def _widened(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().view(_INTEGERS[tensor.element_size()])
 
 
 class TorchRead:

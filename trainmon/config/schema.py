@@ -37,6 +37,7 @@ __all__ = [
     "ThroughputConfig",
     "TimingConfig",
     "TrainMonitorConfig",
+    "UpdatesConfig",
     "WeightsConfig",
     "Window",
 ]
@@ -225,6 +226,27 @@ class AttentionConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class UpdatesConfig:
+    """What a step does to the weights. Keeps a copy of the selected weights."""
+
+    every: int | None = key(10, "Every how many steps.", minimum=1, aliases=_STEP_ALIASES)
+    window: Window | None = key(None, f"The steps that are looked at{_INHERIT}.")
+    norm: bool = key(True, "The norm of the update of all selected weights together.")
+    ratio: bool = key(True, "The same over the norm of the weights before.")
+    zero_share: bool = key(True, "The share of elements that did not move.")
+    per_parameter: bool = key(False, "The ratio of each selected parameter.")
+    adam: bool = key(
+        False, "The norm that Adam's state says the update has, an estimate; slow in host memory."
+    )
+    source: Literal["auto", "master", "model"] = key("auto", _SOURCE)
+    target: Patterns | None = key(
+        None, f"Parameters to look at, by name{_INHERIT}. Only these are copied.", single=True, nonempty=True
+    )
+    exclude: Patterns | None = key(None, f"Parameters to leave out, by name{_INHERIT}.", single=True)
+    invert: bool | None = key(None, f"Look at what `target` does not match{_INHERIT}.")
+
+
+@dataclass(frozen=True, slots=True)
 class ThroughputConfig:
     """Tokens and samples a second."""
 
@@ -391,6 +413,7 @@ class TrainMonitorConfig:
     gradients: GradientsConfig | None = section(GradientsConfig(), "Gradients.")
     weights: WeightsConfig | None = section(WeightsConfig(), "Weights.")
     moments: MomentsConfig | None = section(None, "The optimizer's moments.")
+    updates: UpdatesConfig | None = section(None, "What a step does to the weights.")
     activations: ActivationsConfig | None = section(None, "Activations.")
     attention: AttentionConfig | None = section(None, "Attention logits.")
     throughput: ThroughputConfig | None = section(ThroughputConfig(), "Throughput.")
@@ -405,12 +428,12 @@ class TrainMonitorConfig:
     )
 
     not_built: ClassVar[tuple[str, ...]] = (
-        *("updates", "spectral", "moe", "memory"),
+        *("spectral", "moe", "memory"),
         *("collectives", "profiler", "checkpoint", "recovery"),
     )
 
     def check(self) -> Iterator[tuple[str, str]]:
-        for name in ("gradients", "weights", "moments", "activations", "attention"):
+        for name in ("gradients", "weights", "moments", "updates", "activations", "attention"):
             part = getattr(self, name)
             if part is None:
                 continue

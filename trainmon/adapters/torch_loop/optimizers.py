@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainmon.adapters.torch_loop.shards import local, owns_by_coordinate, same_piece
-from trainmon.events import ShardInfo, TensorView
+from trainmon.events import AdamStep, ShardInfo, TensorView
 
 if TYPE_CHECKING:
     from trainmon.adapters.torch_loop.parameters import ParameterList
@@ -152,6 +152,36 @@ class OptimizerView:
                     shards.append(shard)
                     break
         return TensorView(names, tensors, shards)
+
+    def adam_steps(self) -> Sequence[AdamStep]:
+        steps = []
+        sliced = _holds_slices(self._optimizer)
+        for optimizer in optimizers_of(self._optimizer):
+            kind = type(optimizer).__name__
+            if kind not in ("Adam", "AdamW", "FusedAdam"):
+                continue
+            for group in optimizer.param_groups:
+                decoupled = group.get("decoupled_weight_decay", kind != "Adam")
+                for parameter in group["params"]:
+                    state, known = optimizer.state.get(parameter), self._parameters.known(parameter)
+                    if not state or known is None or "exp_avg_sq" not in state:
+                        continue
+                    square = state["max_exp_avg_sq" if group.get("amsgrad") else "exp_avg_sq"]
+                    name, shard = known
+                    steps.append(
+                        AdamStep(
+                            name,
+                            local(state["exp_avg"]),
+                            local(square),
+                            state.get("step", group.get("step", 0)),
+                            group["lr"],
+                            group["betas"],
+                            group["eps"],
+                            group["weight_decay"] if decoupled else 0.0,
+                            sliced or shard.owner,
+                        )
+                    )
+        return steps
 
     def _states(self) -> Iterator[tuple[torch.nn.Parameter, str, ShardInfo, Mapping[str, Any]]]:
         """All trainable parameters that have state already, or are masters."""

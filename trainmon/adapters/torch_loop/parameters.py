@@ -120,6 +120,14 @@ class ParameterList:
         with torch.no_grad():
             return TensorView(names, [local(parameter) for parameter in tensors], shards)
 
+    def version(self) -> int:
+        """Torch counts what is done to a tensor in place. What goes through ``.data`` it doesn't, nor what foreach
+        operations do to DTensors: an optimizer's own writes may be missed, ``load_state_dict`` is not."""
+        self.refresh()
+        written = [parameter._version for parameter in self.parameters]
+        written += [master._version for master in self._masters.values()]
+        return hash(tuple(written))
+
     def gradients(self) -> TensorView:
         """Gradients that are there, this rank's pieces, as dense tensors; a master's where there is one. Meta tensors
         hold nothing and are left out, and so is what is still a summand, whose norm says nothing; ``partial`` names
