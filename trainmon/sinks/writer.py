@@ -366,10 +366,13 @@ class Writer:
             try:
                 slot.sink.message(message)
                 shown = True
-            except Exception:
+            except Exception as error:
                 # Counted, but not announced in turn: two failing sinks must not talk about each other for
                 # ever.
-                slot.failed += 1
+                if isinstance(error, OSError) and error.errno in _FULL:
+                    slot.lost += 1
+                else:
+                    slot.failed += 1
                 _logger.debug("%s could not show a message", slot.sink.name, exc_info=True)
         # Without handlers logging writes to the terminal, where the log sink has just said the same.
         if not shown or _logger.hasHandlers():
