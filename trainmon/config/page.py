@@ -29,9 +29,9 @@ or mapping the entry `type: TrainMonitor` under `callbacks:` is the configuratio
 else the whole. The entry may name another file: `config: monitor.yaml`, relative to the file that says so. Keys beside
 `config:` beat that file, keyword arguments beat both; mappings are joined key by key.
 
-**Changes under way.** Rank 0 looks at the files once a step. A change is checked, told to all ranks with the next report, and
-taken by all at the same step; sections that it doesn't touch keep their state. A wrong one is said, with its place, and the
-old one goes on. `output_dir`, `run_name`, `ranks`, `sinks` and `tag_style` hold until the next start.
+**Changes under way.** Rank 0 looks at the files once a step. A change is checked, told to all ranks with the next
+report, and taken by all at the same step; sections that it doesn't touch keep their state. A wrong one is said, with its
+place, and the old one goes on. `output_dir`, `run_name`, `ranks`, `sinks` and `tag_style` hold until the next start.
 
 **Values.** Scalars are those of YAML 1.1 as PyYAML reads them, dates stay text. Where a number with a fraction is
 expected, `1e-5` is one, also as text; where an integer is expected, text is an error. A key that expects text takes an
