@@ -1,4 +1,5 @@
-"""``trainmon <verb>``: what the kernels run on, whether a configuration is right, what a run did last."""
+"""``trainmon <verb>``: what the kernels run on, whether a configuration is right, what a run did last, what
+rules would have said of it."""
 
 from __future__ import annotations
 
@@ -23,6 +24,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     box.add_argument("--life", type=int, help="of this life of the run; the newest if not given")
     box.add_argument("--rank", type=int, help="all that this rank's box holds")
     box.add_argument("--json", action="store_true", help="for programs")
+    replay = verbs.add_parser("replay", help="what rules would have said of a run that is over")
+    replay.add_argument("run", metavar="RUN", help="a scalars.jsonl, or the directory of a run")
+    replay.add_argument("--rules", metavar="FILE", help="rules; every detector of spikes if not given")
+    replay.add_argument("--labels", metavar="FILE", help="steps in which something was wrong")
+    replay.add_argument(
+        "--before", type=int, default=100, help="an alarm so many steps before a label is about it"
+    )
+    replay.add_argument("--after", type=int, default=20, help="and so many after its end")
+    replay.add_argument("--json", action="store_true", help="for programs")
     options = parser.parse_args(arguments)
     if options.verb == "info":
         from trainmon.cli.info import print_info
@@ -32,6 +42,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from trainmon.cli.blackbox import show_boxes
 
         return show_boxes(options.places, life=options.life, rank=options.rank, as_json=options.json)
+    if options.verb == "replay":
+        from trainmon.cli.replay import replay_run
+
+        return replay_run(
+            options.run,
+            options.rules,
+            options.labels,
+            before=options.before,
+            after=options.after,
+            as_json=options.json,
+        )
     from trainmon.cli.check import check_config
 
     return check_config(options.config)

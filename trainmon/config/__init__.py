@@ -7,7 +7,7 @@ from .bind import bind
 from .errors import ConfigError, Place, Problem
 from .fields import key, section
 from .health import HealthConfig, RuleConfig, WebhookConfig, glob_pattern
-from .load import load_config
+from .load import load_config, load_labels, load_rules
 from .schema import (
     Cadence,
     CsvSink,
@@ -51,5 +51,7 @@ __all__ = [
     "glob_pattern",
     "key",
     "load_config",
+    "load_labels",
+    "load_rules",
     "section",
 ]

@@ -10,7 +10,7 @@ from typing import Literal
 from .fields import key, section
 from .words import nearest
 
-__all__ = ["HealthConfig", "RuleConfig", "WebhookConfig", "glob_pattern"]
+__all__ = ["HealthConfig", "LabelConfig", "RuleConfig", "RulesFile", "WebhookConfig", "glob_pattern"]
 
 Action = Literal[
     "log",
@@ -173,3 +173,26 @@ class HealthConfig:
                 yield f"rules.{index}.action", "skip_step needs gate: before_update; late, the step is over"
             if "notify" in rule.action and self.webhook is None:
                 yield f"rules.{index}.action", "notify needs a webhook: add health.webhook"
+
+
+@dataclass(frozen=True, slots=True)
+class RulesFile:
+    """A file that holds nothing but rules, for ``trainmon replay``."""
+
+    rules: tuple[RuleConfig, ...] = key((), "Rules.")
+    defaults: bool = key(False, "The rules that hold without any configuration.")
+
+
+@dataclass(frozen=True, slots=True)
+class LabelConfig:
+    """Steps of a run in which something was wrong, for ``trainmon replay``."""
+
+    start: int = key(0, "First step.", minimum=1)
+    stop: int | None = key(None, "Last step, itself included; null: the first.", minimum=1)
+    name: str | None = key(None, "What it was.")
+
+    def check(self) -> Iterator[tuple[str, str]]:
+        if self.start == 0:
+            yield "start", "expected the first step"
+        if self.stop is not None and self.stop < self.start:
+            yield "stop", f"expected a step of at least start ({self.start}), found {self.stop}"

@@ -13,11 +13,12 @@ from typing import Any, NoReturn
 from .bind import bind
 from .errors import ConfigError, Problem
 from .files import read_file
+from .health import HealthConfig, LabelConfig, RulesFile
 from .schema import TrainMonitorConfig
 from .tree import Value, from_python
 from .words import nearest
 
-__all__ = ["Source", "files_of", "load_config"]
+__all__ = ["Source", "files_of", "load_config", "load_labels", "load_rules"]
 
 _TYPE = "TrainMonitor"
 # Keys of an entry under `callbacks:` that are the host's: MindFormers' way to register a class of another package.
@@ -73,6 +74,40 @@ def files_of(source: Source, overrides: Mapping[str, Any]) -> list[str]:
     except ConfigError:
         return files
     return files if named is None or not named.place.file else [*files, named.place.file]
+
+
+def load_rules(path: str | os.PathLike[str]) -> HealthConfig:
+    """The rules of a file: of a configuration's section `health`, or of a file that has `rules` at its top.
+
+    What rules need beside them (a gate, a webhook) is not asked for in the latter.
+
+    Raises:
+        ConfigError: with every problem.
+    """
+    root = read_file(path)
+    if isinstance(root.data, dict) and "rules" in root.data:
+        bare = bind(RulesFile, root)
+        return HealthConfig(defaults=bare.defaults, rules=bare.rules)
+    section = load_config(path).health
+    if section is None:
+        _stop(root, "the section health is off, so there are no rules")
+    return section
+
+
+def load_labels(path: str | os.PathLike[str]) -> list[tuple[int, int, str]]:
+    """Labelled steps: a list of steps, or of mappings with `start`, `stop` and `name`; first, last step, name.
+
+    Raises:
+        ConfigError: with every problem.
+    """
+    root = read_file(path)
+    if not isinstance(root.data, list):
+        _stop(root, f"expected a list of steps, found {root.found()}")
+    entries = [
+        replace(item, data={"start": item}) if isinstance(item.data, int) else item for item in root.data
+    ]
+    labels = [bind(LabelConfig, entry) for entry in entries]
+    return [(one.start, one.start if one.stop is None else one.stop, one.name or "") for one in labels]
 
 
 def _stop(value: Value, message: str) -> NoReturn:

@@ -98,6 +98,13 @@ class Webhook:
             self.sent += 1
         except Exception as error:  # whatever it is, the thread goes on
             self.failed += 1
-            # Not the address: it may be a secret.
-            reason = error.reason if isinstance(error, urllib.error.URLError) else error
-            self.error = f"{type(error).__name__}: {reason}"
+            self.error = _reason(error)
+
+
+def _reason(error: Exception) -> str:
+    """In words, without the address, which may be a secret."""
+    if isinstance(error, urllib.error.HTTPError):
+        return f"HTTP {error.code} {error.reason}"
+    if isinstance(error, urllib.error.URLError):
+        return str(error.reason)
+    return f"{type(error).__name__}: {error}"
