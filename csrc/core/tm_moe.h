@@ -12,8 +12,7 @@
  * views. 1 <= experts <= TM_MAX_EXPERTS. Counts are exact, hence the same for every tier, thread count and
  * split. Memory is allocated only from 2,064 experts on (4 bytes an expert and worker) and for threads > 1;
  * with too little of it the call goes on with fewer workers, and answers TM_ERR_MEMORY if there is not enough
- * for one.
- */
+ * for one. */
 TM_NODISCARD tm_status tm_expert_load(const tm_view *views, size_t count, int64_t experts, int per_tensor,
                                       int threads, int64_t *counts, int64_t *invalid, tm_error *error);
 
@@ -85,9 +84,8 @@ typedef struct tm_expert_results {
 
 /* The metrics of one step's counts [layers][experts], and one step of the state. A layer whose counts are all
  * zero is null in every number and keeps its state. Counts are from 0 up to but not 2^53, whole or not; the
- * pool is exact for whole ones. Bad counts,
- * placements and states are refused before anything is written. Symmetric
- * sums run over the sorted counts: the order of the experts changes no bit of them. */
+ * pool is exact for whole ones. Bad counts, placements and states are refused before anything is written.
+ * Symmetric sums run over the sorted counts: the order of the experts changes no bit of them. */
 TM_NODISCARD tm_status tm_expert_metrics(const double *counts, const tm_expert_options *options,
                                          const tm_expert_state *state, const tm_expert_results *results,
                                          tm_error *error);

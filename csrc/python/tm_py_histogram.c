@@ -7,34 +7,32 @@
 
 #include <math.h>
 
-/* A new int64 array of rows, one a view or one over all. */
-static PyObject *new_rows(const tm_views *views, int per_tensor, size_t width, int64_t **counts) {
-    const int64_t shape[2] = {per_tensor ? (int64_t)views->count : 1, (int64_t)width};
-    void *data = NULL;
-    PyObject *rows = tm_numpy_new(TM_I64, 2, shape, &data);
-    *counts = data;
-    return rows;
-}
+typedef struct cast_request {
+    tm_format formats[TM_MAX_FORMATS];
+    size_t count;
+    double scale;
+} cast_request;
 
-PyObject *tm_py_exponent_histogram(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+/* Counts of the tensors, a new int64 array of rows, one a tensor or one over all: of exponents, or of what
+ * `casts` would lose. */
+static PyObject *count_tensors(PyObject *module, PyObject *tensors, const cast_request *casts, int per_tensor,
+                               int threads) {
+    const size_t width = casts != NULL ? TM_CAST_WIDTH(casts->count) : TM_HISTOGRAM_WIDTH;
     PyObject *rows = NULL;
-    int64_t *counts;
+    void *counts = NULL;
     tm_views views;
     tm_error error;
-    int threads;
-    if (tm_arguments_count("exponent_histogram", count, 3) < 0 || tm_arguments_threads(args[2], &threads) < 0)
-        return NULL;
-    const int per_tensor = PyObject_IsTrue(args[1]);
-    if (per_tensor < 0)
-        return NULL;
-    if (tm_views_open(&views, tm_state_of(module), args[0], Py_None) < 0)
+    if (tm_views_open(&views, tm_state_of(module), tensors, Py_None) < 0)
         goto done;
-    rows = new_rows(&views, per_tensor, TM_HISTOGRAM_WIDTH, &counts);
+    const int64_t shape[2] = {per_tensor ? (int64_t)views.count : 1, (int64_t)width};
+    rows = tm_numpy_new(TM_I64, 2, shape, &counts);
     if (rows == NULL)
         goto done;
     PyThreadState *thread = tm_drop_gil(views.bytes);
     const tm_status status =
-        tm_exponent_histogram(views.views, views.count, per_tensor, threads, counts, &error);
+        casts != NULL ? tm_cast_losses(views.views, views.count, casts->formats, casts->count, casts->scale,
+                                       per_tensor, threads, counts, &error)
+                      : tm_exponent_histogram(views.views, views.count, per_tensor, threads, counts, &error);
     tm_take_gil(thread);
     if (status != TM_OK) {
         tm_raise_status(status, &error);
@@ -45,8 +43,16 @@ done:
     return rows;
 }
 
+PyObject *tm_py_exponent_histogram(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    int threads;
+    if (tm_arguments_count("exponent_histogram", count, 3) < 0 || tm_arguments_threads(args[2], &threads) < 0)
+        return NULL;
+    const int per_tensor = PyObject_IsTrue(args[1]);
+    return per_tensor < 0 ? NULL : count_tensors(module, args[0], NULL, per_tensor, threads);
+}
+
 /* 0, or -1 with a TypeError or a ValueError that names the format and those that there are. */
-static int read_formats(PyObject *names, tm_format *formats, size_t *format_count) {
+static int read_formats(PyObject *names, cast_request *casts) {
     if (!PyTuple_Check(names)) {
         PyErr_SetString(PyExc_TypeError, "to must be a tuple of names of formats");
         return -1;
@@ -56,8 +62,8 @@ static int read_formats(PyObject *names, tm_format *formats, size_t *format_coun
                      PyTuple_GET_SIZE(names), TM_MAX_FORMATS);
         return -1;
     }
-    *format_count = (size_t)PyTuple_GET_SIZE(names);
-    for (size_t f = 0; f < *format_count; f++) {
+    casts->count = (size_t)PyTuple_GET_SIZE(names);
+    for (size_t f = 0; f < casts->count; f++) {
         PyObject *item = PyTuple_GET_ITEM(names, (Py_ssize_t)f);
         if (!PyUnicode_Check(item)) {
             PyErr_Format(PyExc_TypeError, "to[%zu] must be a str, not %.80s", f, Py_TYPE(item)->tp_name);
@@ -66,8 +72,8 @@ static int read_formats(PyObject *names, tm_format *formats, size_t *format_coun
         const char *name = PyUnicode_AsUTF8(item);
         if (name == NULL)
             return -1;
-        formats[f] = tm_format_from_name(name);
-        if (formats[f] == TM_FORMAT_COUNT) {
+        casts->formats[f] = tm_format_from_name(name);
+        if (casts->formats[f] == TM_FORMAT_COUNT) {
             PyErr_Format(PyExc_ValueError,
                          "to[%zu]: %R is no format; there are fp32, fp16, bf16, e4m3fn, e5m2, e4m3, e3m4, "
                          "e4m3fnuz, e4m3b11fnuz, e5m2fnuz, e2m3fn, e3m2fn and e2m1fn",
@@ -79,40 +85,18 @@ static int read_formats(PyObject *names, tm_format *formats, size_t *format_coun
 }
 
 PyObject *tm_py_cast_losses(PyObject *module, PyObject *const *args, Py_ssize_t count) {
-    PyObject *rows = NULL;
-    tm_format formats[TM_MAX_FORMATS];
-    size_t format_count;
-    int64_t *counts;
-    tm_views views;
-    tm_error error;
+    cast_request casts;
     int threads;
-    if (tm_arguments_count("cast_losses", count, 5) < 0 ||
-        read_formats(args[1], formats, &format_count) < 0 || tm_arguments_threads(args[4], &threads) < 0)
+    if (tm_arguments_count("cast_losses", count, 5) < 0 || read_formats(args[1], &casts) < 0 ||
+        tm_arguments_threads(args[4], &threads) < 0)
         return NULL;
-    const double scale = PyFloat_AsDouble(args[2]);
-    if (scale == -1 && PyErr_Occurred())
+    casts.scale = PyFloat_AsDouble(args[2]);
+    if (casts.scale == -1 && PyErr_Occurred())
         return NULL;
-    if (!(isfinite(scale) && scale > 0)) {
+    if (!(isfinite(casts.scale) && casts.scale > 0)) {
         PyErr_Format(PyExc_ValueError, "scale must be a finite number above 0, not %R", args[2]);
         return NULL;
     }
     const int per_tensor = PyObject_IsTrue(args[3]);
-    if (per_tensor < 0)
-        return NULL;
-    if (tm_views_open(&views, tm_state_of(module), args[0], Py_None) < 0)
-        goto done;
-    rows = new_rows(&views, per_tensor, TM_CAST_WIDTH(format_count), &counts);
-    if (rows == NULL)
-        goto done;
-    PyThreadState *thread = tm_drop_gil(views.bytes);
-    const tm_status status = tm_cast_losses(views.views, views.count, formats, format_count, scale,
-                                            per_tensor, threads, counts, &error);
-    tm_take_gil(thread);
-    if (status != TM_OK) {
-        tm_raise_status(status, &error);
-        Py_CLEAR(rows);
-    }
-done:
-    tm_views_close(&views);
-    return rows;
+    return per_tensor < 0 ? NULL : count_tensors(module, args[0], &casts, per_tensor, threads);
 }

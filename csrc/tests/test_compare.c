@@ -243,6 +243,9 @@ static void check_lengths(const memory *m, tm_dtype dtype) {
     static const int64_t lengths[] = {0,    1,    31,   32,    33,    1023,
                                       1024, 1025, 4096, 65535, 65537, 2 * 65536 + 3033};
     for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
+        if (lengths[i] > 4096 && !sampled()) {
+            continue;
+        }
         fill(m, lengths[i], dtype);
         check(m, lengths[i], dtype, dtype, "finite");
         for (int kind = 0; kind < 3 && lengths[i] > 0; kind++) {

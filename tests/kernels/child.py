@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from trainmon.ops import build_info
+from trainmon.ops import build_info, cpu_info
 
 SANITIZED = "address sanitizer" in build_info()["switches"]
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,3 +37,10 @@ def output(code: str, *options: str, timeout: float = 120, **environment: str) -
     done = run(code, *options, timeout=timeout, **environment)
     assert done.returncode == 0, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout
+
+
+def digests(code: str) -> dict[str, str]:
+    """What `code` prints in each tier of this machine: its last line is print(cpu_info()["tier"], digest)."""
+    printed = [output(code, TRAINMON_CPU=tier).split() for tier in cpu_info()["available"]]
+    assert [tier for tier, _ in printed] == cpu_info()["available"]
+    return dict(printed)
