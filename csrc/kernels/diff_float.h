@@ -1,8 +1,9 @@
 /* Template: differences of one float dtype (parameters: each_float.h). Nothing is masked: a NaN or infinite
- * difference stays in its lane, where the end of the block finds it. */
+ * difference stays in its lane, where the end of a few rows finds it. */
 
 #define TM_ROWS TM_PASTE(diff_rows_, TM_NAME)
 #define TM_NONFINITE TM_PASTE(diff_nonfinite_, TM_NAME)
+#define TM_TAKE TM_PASTE(diff_take_, TM_NAME)
 #define TM_ROW TM_PASTE(diff_row_, TM_WIDE)
 
 #if !defined(TM_DIFF_AVX512)
@@ -38,6 +39,7 @@ TM_NOINLINE int64_t TM_ROWS(tm_diff_state *state, const TM_STORE *now, const TM_
 }
 #endif
 
+#if !defined(TM_DIFF_AVX512) || !TM_HALF
 /* Differences of one row that are not finite. */
 TM_NOINLINE int64_t TM_NONFINITE(const TM_STORE *now, const TM_STORE *before) {
     TM_WIDE x_buffer[TM_LANES], y_buffer[TM_LANES];
@@ -50,26 +52,64 @@ TM_NOINLINE int64_t TM_NONFINITE(const TM_STORE *now, const TM_STORE *before) {
     return diff_count_nonfinite(difference);
 }
 
-static void TM_PASTE(diff_block_, TM_NAME)(tm_diff_state *state, const void *now, const void *before,
-                                           size_t n, const double *byte_values) {
-    const TM_STORE *x = now, *y = before;
-    TM_STORE x_padded[TM_LANES] = {0}, y_padded[TM_LANES] = {0};
-    size_t rows = n / TM_LANES, rest = n % TM_LANES;
-    (void)byte_values;
-    state->n_same += TM_ROWS(state, x, y, rows);
-    if (rest > 0) {
-        memcpy(x_padded, x + rows * TM_LANES, rest * sizeof *x);
-        memcpy(y_padded, y + rows * TM_LANES, rest * sizeof *y);
-        state->n_same += TM_ROWS(state, x_padded, y_padded, 1) - (int64_t)(TM_LANES - rest);
-    }
-    if (diff_count_nonfinite(state->diff) > 0) {
-        for (size_t r = 0; r < rows; r++) {
-            state->n_nonfinite += TM_NONFINITE(x + r * TM_LANES, y + r * TM_LANES);
+/* Whole rows, counted and copied as many at a time as L1 still holds. */
+static void TM_TAKE(tm_diff_state *state, const TM_STORE *now, const TM_STORE *before, TM_STORE *to,
+                    size_t rows) {
+    const size_t room = (to != NULL ? DIFF_STORE_BYTES : DIFF_BYTES) / (TM_LANES * sizeof *now);
+    while (rows > 0) {
+        size_t some = rows < room ? rows : room;
+        state->n_same += TM_ROWS(state, now, before, some);
+        if (diff_count_nonfinite(state->diff) > 0) {
+            for (size_t r = 0; r < some; r++) {
+                state->n_nonfinite += TM_NONFINITE(now + r * TM_LANES, before + r * TM_LANES);
+            }
         }
-        state->n_nonfinite += TM_NONFINITE(x_padded, y_padded);
+        if (to != NULL) {
+            memcpy(to, now, some * TM_LANES * sizeof *now);
+            to += some * TM_LANES;
+        }
+        now += some * TM_LANES;
+        before += some * TM_LANES;
+        rows -= some;
+    }
+}
+#endif
+
+/* Some elements, at most a row, beginning with lane `first`. */
+static void TM_PASTE(diff_part_, TM_NAME)(tm_diff_state *state, const TM_STORE *now, const TM_STORE *before,
+                                          TM_STORE *to, size_t first, size_t n) {
+    TM_STORE x[TM_LANES] = {0}, y[TM_LANES] = {0};
+    memcpy(x + first, now, n * sizeof *now);
+    memcpy(y + first, before, n * sizeof *before);
+    TM_TAKE(state, x, y, NULL, 1);
+    state->n_same -= (int64_t)(TM_LANES - n);
+    if (to != NULL) {
+        memcpy(to, now, n * sizeof *now);
+    }
+}
+
+static void TM_PASTE(diff_block_, TM_NAME)(tm_diff_state *state, const void *now, const void *before,
+                                           void *to, size_t n, const double *byte_values) {
+    const TM_STORE *x = now, *y = before;
+    TM_STORE *out = to;
+    size_t head = diff_head(now, before, n, sizeof *x), rows = (n - head) / TM_LANES;
+    size_t done = head + rows * TM_LANES;
+    (void)byte_values;
+    if (head > 0) {
+        diff_turn(state, head);
+        TM_PASTE(diff_part_, TM_NAME)(state, x, y, out, TM_LANES - head, head);
+    }
+    TM_TAKE(state, x + head, y + head, out != NULL ? out + head : NULL, rows);
+    if (n > done) {
+        TM_PASTE(diff_part_, TM_NAME)(state, x + done, y + done, out != NULL ? out + done : NULL, 0,
+                                      n - done);
+    }
+    if (head > 0) {
+        diff_turn(state, TM_LANES - head);
     }
 }
 
 #undef TM_ROWS
 #undef TM_NONFINITE
+#undef TM_TAKE
 #undef TM_ROW

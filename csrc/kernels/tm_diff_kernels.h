@@ -15,9 +15,10 @@ typedef struct tm_diff_state {
 } tm_diff_state;
 
 typedef struct tm_diff_kernels {
-    /* One-byte dtypes look their values up. */
-    void (*block[TM_DTYPE_COUNT])(tm_diff_state *state, const void *now, const void *before, size_t n,
-                                  const double *byte_values);
+    /* Up to a whole chunk. to: where `now` is copied to, `before` itself perhaps, or NULL. One-byte dtypes
+     * look their values up. */
+    void (*block[TM_DTYPE_COUNT])(tm_diff_state *state, const void *now, const void *before, void *to,
+                                  size_t n, const double *byte_values);
     void (*finish)(tm_diff_state *state);
 } tm_diff_kernels;
 

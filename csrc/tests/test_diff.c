@@ -122,6 +122,28 @@ static void check_lengths(const memory *m, tm_dtype dtype) {
     }
 }
 
+/* Elements before the first line of both arrays, with what isn't finite among them or after the last whole
+ * row; what lies around the previous stays. */
+static void check_lines(const memory *m, tm_dtype dtype) {
+    size_t size = tm_dtype_size(dtype);
+    for (size_t over = 64; over < 128; over += over < 64 + 4 * size ? size : 5 * size) {
+        for (size_t apart = 0; apart <= size; apart += size) {
+            memory shifted = {m->now + over, m->before + over + apart, m->kept};
+            int64_t n = 2048 + (int64_t)(next_random() % 700);
+            char *behind = shifted.before + (size_t)n * size, *front = shifted.before - 1;
+            *front = *behind = 'g';
+            fill(&shifted, n, dtype);
+            check(&shifted, n, dtype, "lines");
+            if (put_nonfinite(shifted.now, n - 1, dtype, (int)(over / size) % 3)) {
+                check(&shifted, n, dtype, "lines, last");
+                put_nonfinite(shifted.before, 0, dtype, 0);
+                check(&shifted, n, dtype, "lines, first");
+            }
+            CHECK(*front == 'g' && *behind == 'g', "%s: written around", tm_dtype_name(dtype));
+        }
+    }
+}
+
 /* The tensor reversed, the previous every second element of its memory. */
 static void check_strides(const memory *m, tm_dtype dtype) {
     int64_t n = 70000, size = (int64_t)tm_dtype_size(dtype), back = -size, apart = 2 * size + 1;
@@ -282,6 +304,7 @@ void test_diff(void) {
         check_arguments();
         for (int dtype = 0; dtype < TM_DTYPE_COUNT; dtype++) {
             check_lengths(&m, (tm_dtype)dtype);
+            check_lines(&m, (tm_dtype)dtype);
             check_strides(&m, (tm_dtype)dtype);
         }
         check_rescue(&m);
