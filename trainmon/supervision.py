@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 
 from trainmon.backend import Backend, Lazy
-from trainmon.config import ConfigError, HealthConfig, Place, Problem, WebhookConfig
+from trainmon.config import HealthConfig, WebhookConfig
 from trainmon.dist import Group
 from trainmon.events import Action, Decision, TrainBegin
 from trainmon.findings import Finding
@@ -56,7 +56,14 @@ class Supervision:
         self.idle = self.health.check(_names(registry))
         self._on_lost = section.on_lost
         self._decision = Decision()
-        self._webhook = _webhook(section.webhook) if group.rank == 0 else None
+        self._webhook: Webhook | None = None
+        if section.webhook is not None and group.rank == 0:
+            self._webhook = _webhook(section.webhook)
+            if self._webhook is None:
+                text = (
+                    f"nobody is notified: the environment variable {section.webhook.url_env} holds no address"
+                )
+                self.idle.append(Told("error", "webhook_missing", text, begin.resumed_step))
 
     def take_slots(self, slots: Sequence[Slot]) -> None:
         """Other probes, before their layout."""
@@ -208,16 +215,9 @@ def check_health(section: HealthConfig, begin: TrainBegin) -> None:
     check_actions(Health(section, 1, []).rules, begin.actions, begin.host)
 
 
-def _webhook(section: WebhookConfig | None) -> Webhook | None:
-    if section is None:
-        return None
-    url = section.url
-    if url is None and section.url_env is not None:
-        url = os.environ.get(section.url_env)
-        if not url:
-            problem = f"the environment variable {section.url_env} holds no address"
-            raise ConfigError([Problem(Place(), "health.webhook.url_env", problem)])
-    return None if url is None else Webhook(url, every=section.every, timeout=section.timeout)
+def _webhook(section: WebhookConfig) -> Webhook | None:
+    url = section.url or os.environ.get(section.url_env or "")
+    return Webhook(url, every=section.every, timeout=section.timeout) if url else None
 
 
 def _concrete(name: str, subjects: Sequence[str] | None) -> list[str]:

@@ -78,13 +78,15 @@ DEFAULT_RULES = (
         (
             *("loss/global", "loss/device", "loss/part/*", "grad/norm", "grad/norm_*", "grad/nonfinite"),
             *("weight/norm", "weight/nonfinite", "moment/norm/*", "update/norm"),
-            *("activation/nonfinite", "attention/max_logit"),
+            *("activation/nonfinite/*", "attention/max_logit", "attention/nonfinite_rows"),
         ),
         "nonfinite",
         actions=frozenset({Action.LOG, Action.MARK_UNHEALTHY}),
     ),
     Rule("loss spike", ("loss/global",), "mad"),
     Rule("gradient spike", ("grad/norm",), "mad", {"log": 1.0}),
+    Rule("negative second moments", ("moment/v_negative",), "threshold", {"above": 1.0}),
+    Rule("dead experts", ("moe/dead",), "threshold", {"above": 1.0}),
 )
 
 

@@ -44,9 +44,12 @@ class Spikes:
 
     def follow(self, step: int, scalars: Mapping[str, float | None], alarms: Iterable[Alarm]) -> list[Ended]:
         """Takes one step; returns the spikes that are decided by it."""
-        for name, value in scalars.items():
-            if value is not None and self._follows(name):
-                self._history[name].append((step, value))
+        for name in [name for name in scalars if name not in self._logs]:
+            self._follows(name)
+        for name, history in self._history.items():
+            value = scalars.get(name)
+            if value is not None:
+                history.append((step, value))
                 if name in self._open:
                     self._open[name][2].append(value)
         for alarm in alarms:
