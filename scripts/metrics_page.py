@@ -62,9 +62,9 @@ _INTRODUCTION = """\
 <!-- Written by scripts/metrics_page.py from trainmon/series.tsv and the code: change those, not this page. -->
 
 Every series that trainmon publishes, or will. `<...>` in a name stands for the subject: a parameter (`p`), a layer, a
-group. *From* are the numbers that merge over micro-batches and ranks, and how; the formula is applied once, after merging,
-so a mean of ratios never stands for a ratio of sums. [formulas.md](formulas.md) has the exact definitions, edge cases and
-sources. The unit `1` is a ratio, `tensor` the unit of the tensor's elements.
+group. *From* are the numbers that merge over micro-batches and ranks, and how; the formula is applied once, after the
+merging, so a mean of ratios never stands for a ratio of sums. [formulas.md](formulas.md) has the exact definitions, edge
+cases and sources. The unit `1` is a ratio, `tensor` the unit of the tensor's elements.
 
 Phase: of gradients, `unreduced` before the reduction over ranks, `reduced` after it and before clipping, `clipped` as the
 optimizer sees them. Scope: what one value speaks of. Section: the key of the configuration that publishes the series

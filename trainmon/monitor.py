@@ -589,8 +589,11 @@ class TrainMonitor:
             self._agreed, self._proposed = self._proposed or self._agreed, None
         elif merged and frame.get(self._config_changed)[0][0] > 0:
             self._agree()
-        if report.merging is not None and merged and stale:
-            self._register()
+        if report.merging is not None and merged:
+            if stale:
+                self._register()
+            if self._box is not None:  # behind all that a report waits for
+                self._box.mark(MERGED, self.step)
 
     def _wait(self, report: _Report) -> bool:
         """Whether the frame holds what all ranks have."""
@@ -600,8 +603,6 @@ class TrainMonitor:
             self._box.mark(MERGE, self.step)
         try:
             report.frame.unpack(*report.merging.wait())
-            if self._box is not None:
-                self._box.mark(MERGED, self.step)
         except Lost as lost:
             self._lose(lost)
         except ValueError as error:

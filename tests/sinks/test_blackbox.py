@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
 import random
 import resource
+import signal
 import subprocess
 import sys
 import time
@@ -271,6 +273,42 @@ def test_a_file_size_limit_is_said_and_the_run_goes_on(tmp_path: Path) -> None:
     (said,) = [e for e in read_jsonl(tmp_path / "r/rank_0/events.jsonl") if e.get("kind") == "blackbox_off"]
     assert "File too large (training goes on)" in said["text"]
     assert not list(tmp_path.rglob("*blackbox*"))
+
+
+@pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.EINVAL, None])
+def test_a_file_system_that_cannot_promise_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int | None
+) -> None:
+    def refuse(*arguments: int) -> None:
+        raise AttributeError if number is None else OSError(number, "not here")
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    box = box_at(tmp_path)
+    run_steps(box, 3)
+    assert read_box(box.path).last_complete_step == 3
+    status = box.path.stat()
+    assert status.st_blocks * 512 >= status.st_size, "all of it has room on the disk"
+    box.end("completed", step=3)
+
+
+def test_a_signal_that_ends_the_run_is_told(tmp_path: Path) -> None:
+    script = """
+    from trainmon.events import StepBegin, StepEnd, TrainBegin
+    from trainmon.monitor import TrainMonitor
+    mon = TrainMonitor({"output_dir": str(directory), "run_name": "r", "sinks": {"log": False}})
+    mon.begin(TrainBegin())
+    for step in range(1, 10**9):
+        mon.handle(StepBegin(step, float(step))); mon.handle(StepEnd(step, step + 1.0))
+        if step == 5:
+            print("go", flush=True)
+    """
+    process = start(script, tmp_path)
+    assert process.stdout is not None and process.stdout.readline() == "go\n"
+    process.terminate()
+    assert finish(process)[0] == -signal.SIGTERM
+    found = read_box(tmp_path / "r/rank_0/blackbox.bin")
+    assert found.end is not None and (found.end["status"], found.end["reason"]) == ("terminated", "SIGTERM")
+    assert merge_boxes([found]).summary.endswith("(ended as terminated: SIGTERM)")
 
 
 def test_a_directory_that_vanishes_costs_the_box_only(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ the pages. The whole file is allocated before it is mapped, so that a full disk 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import mmap
@@ -51,6 +52,23 @@ _KEPT = 8
 _ABSENT, _NULL, _KNOWN = 0, 1, 2
 
 _logger = logging.getLogger("trainmon")
+
+
+def _allocate(file: int, size: int) -> None:
+    """Makes room on the disk for all of a file.
+
+    Raises:
+        OSError: there is none.
+    """
+    try:
+        os.posix_fallocate(file, 0, size)
+    except (AttributeError, OSError) as error:
+        # Not every system, and not every file system, can promise room; written bytes have it.
+        if isinstance(error, OSError) and error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+            raise
+        written = 0
+        while written < size:
+            written += os.pwrite(file, bytes(size - written), written)
 
 
 #: Boxes of this process; a forked child must not write into its parent's.
@@ -147,10 +165,7 @@ class BlackBox:
         temporary = self.path.with_name(f".{BOX}.{self._pid}.tmp")
         file = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         try:
-            if hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(file, 0, self._size)
-            else:
-                os.pwrite(file, bytes(self._size), 0)
+            _allocate(file, self._size)
             mapped = mmap.mmap(file, self._size)
             mapped[: len(description)] = description
             self._set_aside()
