@@ -28,6 +28,8 @@ __all__ = [
     "EvalEnd",
     "Event",
     "ExceptionRaised",
+    "ExpertLayer",
+    "ExpertsSeen",
     "Flow",
     "ForwardEnd",
     "GradsReady",
@@ -247,16 +249,26 @@ class AttentionLayer:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertLayer:
+    """A mixture of experts whose load will be seen, and its number of experts on all ranks (None: not known before)."""
+
+    name: str
+    experts: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Observed:
     """What the adapter will show of the model's inside, as far as it is known before the first step.
 
     Attributes:
         modules: names of the modules of :class:`ModuleSeen`.
         attention: layers of :class:`AttentionSeen`.
+        experts: layers of :class:`ExpertsSeen`.
     """
 
     modules: Sequence[str] = ()
     attention: Sequence[AttentionLayer] = ()
+    experts: Sequence[ExpertLayer] = ()
 
 
 class Host(Protocol):
@@ -425,6 +437,31 @@ class AttentionSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertsSeen:
+    """What a mixture of experts did with tokens in training, borrowed: good until the event has been handled.
+
+    Attributes:
+        experts: number of experts of the layer on all ranks; None: as many as ``counts``.
+        indices: the experts that this rank's tokens were assigned to, integers of any shape.
+        counts: or assignments of each expert, from ``first_expert`` on.
+        first_expert: above 0 for counts of a rank's own experts after dispatch (expert parallel).
+        dropped: how many of the assignments were dropped, one number.
+        bias: of the router, one number an expert.
+        placement: the rank of each expert.
+    """
+
+    layer: str
+    micro: int = 0
+    experts: int | None = None
+    indices: Any = None
+    counts: Any = None
+    first_expert: int = 0
+    dropped: Any = None
+    bias: Any = None
+    placement: Any = None
+
+
+@dataclass(frozen=True, slots=True)
 class GradsReady:
     """Gradients are alive in ``phase``; they still carry ``loss_scale``. ``grad_norm``: their norm before clipping, if
     the host has read it already."""
@@ -513,6 +550,7 @@ Event = (
     | MicroEnd
     | ModuleSeen
     | AttentionSeen
+    | ExpertsSeen
     | GradsReady
     | OptimizerBegin
     | OptimizerEnd

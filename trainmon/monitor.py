@@ -29,6 +29,7 @@ from trainmon.events import (
     Decision,
     Event,
     ExceptionRaised,
+    ExpertsSeen,
     GradsReady,
     Host,
     ModuleSeen,
@@ -63,7 +64,7 @@ __all__ = ["TrainMonitor"]
 _logger = logging.getLogger("trainmon")
 
 #: Events that show tensors: not made unless a probe wants them.
-_VIEWS = (GradsReady, ModuleSeen, AttentionSeen)
+_VIEWS = (GradsReady, ModuleSeen, AttentionSeen, ExpertsSeen)
 #: Messages that may wait for the next report.
 _OUTBOX = 32
 #: Findings of one rank that may wait for the next report; the first ones are nearest to the cause.
@@ -243,16 +244,18 @@ class TrainMonitor:
         """Takes an event. Nothing that goes wrong in here reaches the caller."""
         self.offer(type(event), lambda: event)
 
-    def offer(self, kind: type[E], make: Callable[[], E]) -> None:
+    def offer(self, kind: type[E], make: Callable[[], E | None]) -> None:
         """Makes an event and takes it; for events that cost something: the time is counted, and what goes wrong while
-        it is made does not reach the caller either. Views that no due probe wants are not made."""
+        it is made does not reach the caller either. Views that no due probe wants are not made; None is no event."""
         entered = time.perf_counter_ns()
         try:
             if self._run is None or self._closed:
                 return
             if kind in _VIEWS and not self.wants(kind):
                 return
-            event: Event = make()
+            event: Event | None = make()
+            if event is None:
+                return
             if isinstance(event, StepBegin):
                 self._begin_step(event)
             elif isinstance(event, ExceptionRaised):
@@ -453,7 +456,7 @@ class TrainMonitor:
         if self._group.size == 1 and any(slot.probe.stale for slot in self._slots if not slot.off):
             self._register()
         lazies: list[Lazy] = [lazy for _, sample in samples for lazy in sample.lazies]
-        due = frozenset(slot.probe.name for slot in self._slots if slot.due)
+        due = frozenset(slot.probe.name for slot in self._slots if slot.due and not slot.idle)
         check = self._look_at_replicas(event.step) if due else None
         if check is not None:
             lazies.append(check.prints)
@@ -465,7 +468,7 @@ class TrainMonitor:
             read=self._backend.read(lazies),
             samples=samples,
             due=due,
-            wanted=len({slot.probe.name for slot in self._slots if slot.wanted}),
+            wanted=len({slot.probe.name for slot in self._slots if slot.wanted and not slot.idle}),
             check=check,
             failed=frozenset(index for index, slot in enumerate(self._slots) if slot.trouble or slot.off),
             wall_time=time.time(),

@@ -12,6 +12,7 @@ from trainmon.probes.base import Probe
 from trainmon.probes.gradients import GradientsProbe
 from trainmon.probes.loss import LossProbe
 from trainmon.probes.loss_parts import LossPartsProbe
+from trainmon.probes.moe import MoeProbe
 from trainmon.probes.moments import MomentsProbe
 from trainmon.probes.optim import OptimProbe
 from trainmon.probes.throughput import ThroughputProbe
@@ -59,6 +60,11 @@ class Slot:
     def active(self) -> bool:
         """Whether it takes events in this step."""
         return not self.off and (self.due or self.always)
+
+    @property
+    def idle(self) -> bool:
+        """Whether the probe has nothing to show on any rank: what it is due for needs no report."""
+        return bool(getattr(self.probe, "idle", False))
 
     def arm(self, step: int) -> None:
         """A step begins; asked in the order of the slots."""
@@ -166,6 +172,19 @@ def _all_slots(config: TrainMonitorConfig) -> list[Slot]:
                 per_parameter=updates.per_parameter,
                 adam=updates.adam,
                 source=updates.source,
+            )
+        )
+    if config.moe is not None:
+        moe = config.moe
+        add(
+            MoeProbe(
+                per_expert=moe.per_expert,
+                capacity_factor=moe.capacity_factor,
+                ep_size=moe.ep_size,
+                bias_cap=moe.bias_cap,
+                placement=moe.placement,
+                span=moe.span,
+                hold=moe.hold,
             )
         )
     if config.throughput is not None:

@@ -120,6 +120,11 @@ class Backend(Protocol):
         """One number from anything with one element (Python, NumPy, a tensor of any dtype), shape ``[1]``."""
         ...
 
+    def bincount(self, indices: Any, count: int) -> Lazy:
+        """How often each of 0 .. count - 1 stands in integers of any shape, and last how many others there are, shape
+        ``[count + 1]``."""
+        ...
+
     def vector(self, value: Any) -> Lazy:
         """All numbers of a number or small tensor, one axis."""
         ...

@@ -17,6 +17,7 @@ from trainmon.ops import (
     LossAccumulator,
     attention_logits,
     diff_norm,
+    expert_load,
     fingerprint,
     multi_norm,
     tensor_stats,
@@ -90,6 +91,10 @@ class HostBackend:
 
     def scalar(self, value: Any) -> Lazy:
         return _known(np.array([float(value)]))
+
+    def bincount(self, indices: Any, count: int) -> Lazy:
+        counts, invalid = expert_load(indices, count)
+        return _known(np.append(counts, invalid).astype(np.float64))
 
     def vector(self, value: Any) -> Lazy:
         array = as_float32(value) if hasattr(value, "__dlpack__") else np.asarray(value)

@@ -178,6 +178,14 @@ class TorchBackend:
         number = np.array([float(value)])
         return Lazy((), lambda: number)
 
+    def bincount(self, indices: torch.Tensor, count: int) -> Lazy:
+        with torch.no_grad():
+            ids = indices.detach().reshape(-1).long()  # int64: a sign is kept, what was beyond it becomes one
+            ids = torch.where((ids >= 0) & (ids < count), ids, count)
+            counts = torch.zeros(count + 1, dtype=torch.int64, device=ids.device)
+            counts.scatter_add_(0, ids, torch.ones_like(ids))  # bincount would wait for the device
+        return Lazy((counts,), lambda values: values)
+
     def vector(self, value: Any) -> Lazy:
         if isinstance(value, torch.Tensor):
             return Lazy((value.detach().reshape(-1),), lambda values: values)

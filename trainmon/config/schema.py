@@ -26,6 +26,7 @@ __all__ = [
     "JsonlSink",
     "LogSink",
     "LossConfig",
+    "MoeConfig",
     "MomentsConfig",
     "ParquetSink",
     "PrometheusSink",
@@ -247,6 +248,42 @@ class UpdatesConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class MoeConfig:
+    """Mixtures of experts: how evenly tokens are spread, what is dropped, which experts are dead."""
+
+    every: int | None = key(None, f"Every how many steps{_INHERIT}.", minimum=1, aliases=_STEP_ALIASES)
+    window: Window | None = key(None, f"The steps that are looked at{_INHERIT}.")
+    hooks: bool = key(True, "Look at what the routers that are found decide.")
+    routers: Patterns | None = key(
+        None, "Modules that are routers besides those that are recognised, by name.", single=True
+    )
+    counters: Patterns = key(
+        (re.compile(r"^tokens_per_expert$"),),
+        "Buffers in which layers count tokens themselves; looked at where no router is understood.",
+        single=True,
+    )
+    biases: Patterns = key(
+        (re.compile(r"^(expert_bias|e_score_correction_bias|router_bias|routing_bias)$"),),
+        "Buffers and parameters with a router's bias of each expert.",
+        single=True,
+    )
+    bias_cap: float | None = key(None, "The bias counts as saturated from this size on.", minimum=1e-300)
+    per_expert: bool = key(False, "The load of each expert, and for how many steps it has been dead.")
+    capacity_factor: float | None = key(
+        None, "Capacity of an expert over its even share, for forecasts of drops.", minimum=0.0
+    )
+    ep_size: int | None = key(None, "Ranks of expert parallelism, for their loads.", minimum=1)
+    placement: bool = key(False, "Follow which rank has which expert, where the loop tells it.")
+    span: int = key(
+        100, "Steps of `max_vio_window`, and steps without tokens until an expert is dead.", minimum=1
+    )
+    hold: int = key(10, "Steps until an expert is hot or cold.", minimum=1)
+    target: Patterns | None = key(None, f"Layers to look at, by name{_INHERIT}.", single=True, nonempty=True)
+    exclude: Patterns | None = key(None, f"Layers to leave out, by name{_INHERIT}.", single=True)
+    invert: bool | None = key(None, f"Look at what `target` does not match{_INHERIT}.")
+
+
+@dataclass(frozen=True, slots=True)
 class ThroughputConfig:
     """Tokens and samples a second."""
 
@@ -416,6 +453,7 @@ class TrainMonitorConfig:
     updates: UpdatesConfig | None = section(None, "What a step does to the weights.")
     activations: ActivationsConfig | None = section(None, "Activations.")
     attention: AttentionConfig | None = section(None, "Attention logits.")
+    moe: MoeConfig | None = section(MoeConfig(), "Mixtures of experts.")
     throughput: ThroughputConfig | None = section(ThroughputConfig(), "Throughput.")
     timing: TimingConfig | None = section(TimingConfig(), "Times.")
     health: HealthConfig | None = section(HealthConfig(), "Whether the run is healthy.")
@@ -428,12 +466,12 @@ class TrainMonitorConfig:
     )
 
     not_built: ClassVar[tuple[str, ...]] = (
-        *("spectral", "moe", "memory"),
+        *("spectral", "memory"),
         *("collectives", "profiler", "checkpoint", "recovery"),
     )
 
     def check(self) -> Iterator[tuple[str, str]]:
-        for name in ("gradients", "weights", "moments", "updates", "activations", "attention"):
+        for name in ("gradients", "weights", "moments", "updates", "activations", "attention", "moe"):
             part = getattr(self, name)
             if part is None:
                 continue

@@ -35,6 +35,7 @@ from trainmon.events import (
     EvalBegin,
     EvalEnd,
     ExceptionRaised,
+    ExpertsSeen,
     GradsReady,
     Layout,
     MaxLogits,
@@ -228,6 +229,7 @@ class TorchLoop:
             sources: ids of the data's sources, e.g. ``[batch, 1]``.
         """
         step, micro = self._step, self._micro
+        self._inside.counters_change()
         self.monitor.offer(
             MicroEnd,
             lambda: MicroEnd(
@@ -292,6 +294,42 @@ class TorchLoop:
             layer,
             lambda: QueryKey(_detached(q), _detached(k), size, causal, q_start, _detached(mask)),
             first_head,
+        )
+
+    def experts(
+        self,
+        layer: str,
+        *,
+        indices: Any = None,
+        counts: Any = None,
+        num_experts: int | None = None,
+        first_expert: int = 0,
+        dropped: Any = None,
+        placement: Any = None,
+    ) -> None:
+        """What a mixture of experts did with this call's tokens, where its router is not found (section ``moe``).
+
+        Args:
+            layer: its name.
+            indices: the experts chosen for this rank's tokens, integers of any shape.
+            counts: or assignments of each expert; with ``first_expert`` those of this rank's own experts after dispatch.
+            num_experts: of the layer, on all ranks; needed with ``indices`` and ``first_expert``.
+            first_expert: number of the first expert in ``counts``.
+            dropped: how many of the assignments were dropped.
+            placement: the rank of each expert, for ``moe.placement``.
+        """
+        self.monitor.offer(
+            ExpertsSeen,
+            lambda: ExpertsSeen(
+                layer,
+                self._micro,
+                num_experts,
+                _detached(indices),
+                _detached(counts),
+                first_expert,
+                _detached(dropped),
+                placement=_detached(placement),
+            ),
         )
 
     def _attention_seen(
@@ -476,6 +514,8 @@ class TorchLoop:
         loss_scale: float | None = None,
         grad_norm: Any = None,
     ) -> None:
+        self._inside.counters_change()
+
         def make() -> GradsReady:
             self._list.refresh()
             rates = self._view.learning_rates()

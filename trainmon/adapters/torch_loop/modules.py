@@ -30,12 +30,12 @@ __all__ = ["ModuleHooks", "hookable", "is_repeated", "tensors_in"]
 _DEPTH = 8  # of containers within containers
 
 
-def hookable(model: nn.Module) -> tuple[dict[str, nn.Module], list[str]]:
-    """Modules below the model by plain name, in its order, and the names of those whose hooks would not be called
-    because they lie inside a compiled module. Of a wrapper and what it wraps the wrapper is taken: a repeated forward
+def hookable(model: nn.Module) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
+    """Modules below the model by plain name, in its order, and those whose hooks would not be called because they lie
+    inside a compiled module. Of a wrapper and what it wraps the wrapper is taken: a repeated forward
     pass goes by it."""
     found: dict[str, nn.Module] = {}
-    compiled: list[str] = []
+    compiled: dict[str, nn.Module] = {}
     known: set[int] = set()
 
     def walk(module: nn.Module, name: str, inside: bool) -> None:
@@ -47,8 +47,8 @@ def hookable(model: nn.Module) -> tuple[dict[str, nn.Module], list[str]]:
         if plain and plain not in found:
             if not inside:
                 found[plain] = module
-            elif plain not in compiled:
-                compiled.append(plain)
+            else:
+                compiled.setdefault(plain, module)
         inside = inside or type(module).__name__ == "OptimizedModule"  # its own hooks run, those below don't
         for child_name, child in module.named_children():
             walk(child, f"{name}.{child_name}" if name else child_name, inside)

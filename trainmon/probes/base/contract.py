@@ -70,6 +70,8 @@ class Probe(Protocol):
     A probe of what single layers see may have ``held()``, names of what this rank sees, alike on ranks that see the same
     of the same tokens, and ``take_owners(names)``, which tells it what of that it contributes to sums over ranks.
 
+    A probe may have ``idle``, true while no rank has anything that it could show.
+
     A probe may have a method ``merged(frame)``: called once the frame holds all ranks' values, to derive what needs
     memory of its own; it gives the same on every rank. One whose parts are ``early`` has a method ``before_update()``:
     a :class:`Sample` of what it knows once gradients are ready, for the rules; ``close`` gives the same again.

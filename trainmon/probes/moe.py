@@ -1,0 +1,400 @@
+"""Mixtures of experts: how evenly tokens are spread (formulas: docs/formulas.md, Mixture of experts).
+
+Counts of the step's assignments add over calls, micro-batches and ranks; what they say is derived afterwards, so that
+every rank comes to the same, memory of earlier steps included (ages, windows, the last shares). Steps are those that are
+looked at. A layer without assignments is null in that step.
+
+A capacity belongs to a rank's micro-batch: ``drop_forecast`` is worked out for each of them and then added up, and
+``max_vio_micro`` is the largest of any of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainmon.backend.base import Lazy
+from trainmon.events import ExpertsSeen, StepBegin, StepEnd
+from trainmon.frame import Flags, Floats, Frame, Part, Registry, identity, ratio
+from trainmon.ops import expert_metrics, expert_migration
+from trainmon.ops.moe_metrics import ExpertMetrics, ExpertState
+from trainmon.probes.base import ProbeContext, Sample
+
+__all__ = ["MoeProbe"]
+
+Column = tuple[Floats, Flags]
+#: Metrics of a layer that derive from merged counts.
+_DERIVED = (
+    *("max_vio", "max_vio_window", "max_vio_global", "min_vio", "load_entropy", "load_entropy_norm"),
+    *(
+        "experts_effective",
+        "load_cv",
+        "load_jain",
+        "load_gini",
+        "ep_load_vio",
+        "drop_rate",
+        "drop_forecast_mf",
+    ),
+    *("dead", "hot", "cold", "churn"),
+)
+
+
+def _largest(values: Floats, valid: Flags) -> tuple[float, bool]:
+    return float(values[valid].max(initial=-np.inf)), bool(valid.any())
+
+
+def _sum(values: Floats, valid: Flags) -> tuple[float, bool]:
+    return float(values[valid].sum()), bool(valid.any())
+
+
+def _over_layers(reduce: Callable[[Floats, Flags], tuple[float, bool]]) -> Callable[[Column], Column]:
+    def derive(column: Column) -> Column:
+        value, known = reduce(*column)
+        return np.array([value]), np.array([known])
+
+    return derive
+
+
+def _difference(high: Floats, low: Floats) -> tuple[Floats, bool]:
+    return high - low, True
+
+
+@dataclass(slots=True)
+class _Call:
+    """One event: which of its numbers are read, in this order."""
+
+    layer: str
+    micro: int
+    first: int
+    reads: dict[str, Lazy] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Memory:
+    """What is remembered of the layers with one number of experts."""
+
+    layers: tuple[str, ...]
+    state: ExpertState
+    placement: dict[str, NDArray[np.int64]] = field(default_factory=dict)
+
+
+class MoeProbe:
+    """Publishes ``moe/max_vio`` and ``moe/dead`` of the model and everything under ``moe/`` of each layer.
+
+    Args:
+        per_expert: load and age of each expert too.
+        capacity_factor, ep_size, span, hold: as ``capacity_factor``, ``ep_size``, ``window``, ``hold`` of
+            :func:`trainmon.expert_metrics`.
+        bias_cap: size from which a router's bias counts as saturated; None: not published.
+        placement: follow which rank has which expert.
+    """
+
+    name = "moe"
+
+    def __init__(
+        self,
+        *,
+        per_expert: bool,
+        capacity_factor: float | None,
+        ep_size: int | None,
+        bias_cap: float | None,
+        placement: bool,
+        span: int,
+        hold: int,
+    ) -> None:
+        self.stale = False
+        self._per_expert, self._bias_cap, self._placed = per_expert, bias_cap, placement
+        self._capacity, self._ep_size, self._span, self._hold = capacity_factor, ep_size, span, hold
+        self._experts: dict[str, int] = {}
+        self._first: dict[str, int] = {}
+        self._shared: Collection[str] = ()
+        self._owned: Collection[str] = ()
+        self._memory: dict[int, _Memory] = {}
+        self._calls: list[_Call] = []
+        self._invalid_said = False
+        self._dead_said: set[tuple[str, int]] = set()
+
+    # -- before the steps -------------------------------------------------------------------------------------------
+
+    def begin(self, context: ProbeContext) -> None:
+        self._context = context
+        for layer in context.begin.observed.experts:
+            if layer.experts is not None:
+                self._learn(layer.name, layer.experts, 0)
+
+    @property
+    def idle(self) -> bool:
+        """No layer on any rank so far."""
+        return not self._load.subjects
+
+    def held(self) -> Sequence[str]:
+        return [self._piece(layer, first) for layer, first in self._first.items()]
+
+    def take_owners(self, owned: Collection[str]) -> None:
+        self._shared, self._owned = frozenset(self.held()), owned
+
+    @staticmethod
+    def _piece(layer: str, first: int) -> str:
+        return f"{layer} from expert {first}"
+
+    def _mine(self, layer: str, first: int) -> bool:
+        """Whether this rank contributes its counts; what it has not told the others yet, it does."""
+        piece = self._piece(layer, first)
+        return piece in self._owned or piece not in self._shared
+
+    def _learn(self, layer: str, experts: int, first: int) -> None:
+        if self._experts.get(layer) != experts or self._first.get(layer) != first:
+            self._experts[layer], self._first[layer] = experts, first
+            self.stale = True
+
+    def register(self, registry: Registry) -> None:
+        self.stale = False
+        self._layers = tuple(self._experts)
+        self._layer_index = {layer: index for index, layer in enumerate(self._layers)}
+        self._offset: dict[str, int] = {}
+        names: list[str] = []
+        for layer, count in self._experts.items():
+            self._offset[layer] = len(names)
+            names += [f"{layer}/{expert}" for expert in range(count)]
+        experts = tuple(names)
+        self._placed_at: tuple[tuple[str, ...], Mapping[int, Mapping[str, NDArray[np.int64]]]] = ((), {})
+        layers = self._layers
+
+        def part(name: str, reduce: str, subjects: tuple[str, ...] = layers) -> Part:
+            return registry.part(f"moe.{name}", reduce, subjects=subjects)  # type: ignore[arg-type]
+
+        def add(name: str, parts: Sequence[Part], derive: object, **options: object) -> None:
+            common = {"probe": self.name, "optional": True}
+            registry.add(f"moe/{name}", parts, derive, **common, **options)  # type: ignore[arg-type]
+
+        self._load, self._total = part("load", "sum", experts), part("total", "sum")
+        self._dropped, self._over = part("dropped", "sum"), part("over", "sum")
+        self._micro = part("max_vio_micro", "max")
+        self._high, self._low = part("bias_high", "max"), part("bias_low", "min")
+        self._derived = {name: part(name, "local") for name in _DERIVED}
+        self._age = part("dead_age", "local", experts)
+        add("max_vio", [self._derived["max_vio"]], _over_layers(_largest), sees_null=True)
+        add("dead", [self._derived["dead"]], _over_layers(_sum), sees_null=True)
+        for name in _DERIVED:
+            add(f"{name}/<layer>", [self._derived[name]], identity, subjects=layers)
+        add("max_vio_micro/<layer>", [self._micro], identity, subjects=layers)
+        add("drop_forecast/<layer>", [self._over, self._total], ratio, subjects=layers)
+        add("bias_span/<layer>", [self._high, self._low], _difference, subjects=layers)
+        if self._bias_cap is not None:
+            self._saturated = part("bias_saturated", "max")
+            add("bias_saturated/<layer>", [self._saturated], identity, subjects=layers)
+        if self._per_expert:
+            add("load/<layer>", [self._load], identity, subjects=experts)
+            add("dead_age/<layer>", [self._age], identity, subjects=experts)
+        if self._placed:
+            self._place, self._moved = part("place", "max", experts), part("migration", "local")
+            add("migration/<layer>", [self._moved], identity, subjects=layers)
+
+    # -- a step -----------------------------------------------------------------------------------------------------
+
+    def on_step_begin(self, event: StepBegin) -> None:
+        self._calls = []
+
+    def on_experts_seen(self, event: ExpertsSeen) -> None:
+        backend = self._context.backend
+        call = _Call(event.layer, event.micro, event.first_expert)
+        experts = self._experts.get(event.layer, 0) if event.experts is None else event.experts
+        if event.counts is not None:
+            experts = experts or event.first_expert + math.prod(np.shape(event.counts))
+            call.reads["counts"] = backend.vector(event.counts)
+        elif event.indices is not None:
+            if not experts:
+                raise ValueError(f"{event.layer}: the number of experts must be told with indices")
+            call.reads["counts"] = backend.bincount(event.indices, experts)
+        for name in ("dropped", "bias", "placement"):
+            value = getattr(event, name)
+            if value is not None and (name != "placement" or self._placed):
+                call.reads[name] = backend.vector(value)
+        if experts and "counts" in call.reads:
+            self._learn(event.layer, experts, event.first_expert)
+        elif experts and event.layer not in self._experts:
+            self._learn(event.layer, experts, 0)
+        self._calls.append(call)
+
+    def close(self, event: StepEnd) -> Sample:
+        calls, self._calls = self._calls, []
+
+        def write(frame: Frame, read: Sequence[Floats]) -> None:
+            values = iter(read)
+            micros: dict[tuple[str, int, int], Floats] = {}
+            for call in calls:
+                found = {name: next(values) for name in call.reads}
+                if call.layer not in self._layer_index:
+                    continue  # gets its place from the next report on
+                self._write_rest(frame, call, found)
+                if "counts" in found:
+                    key = call.layer, call.micro, call.first
+                    counts = self._valid_counts(event.step, call, found["counts"])
+                    micros[key] = micros[key] + counts if key in micros else counts
+            loads, seen = np.zeros(self._load.own), np.zeros(self._load.own, np.bool_)
+            for (layer, _, first), counts in micros.items():
+                self._add_counts(frame, loads, seen, layer, first, counts)
+            frame.put(self._load, loads[seen], np.flatnonzero(seen))
+
+        return Sample([lazy for call in calls for lazy in call.reads.values()], write)
+
+    def _valid_counts(self, step: int, call: _Call, counts: Floats) -> Floats:
+        """Without ids that are no expert's, of which the user is told once."""
+        size = self._experts[call.layer]
+        if call.first or len(counts) <= size:
+            return counts
+        if counts[size] and not self._invalid_said:
+            self._invalid_said = True
+            self._context.say(
+                "warning",
+                "invalid_experts",
+                f"{int(counts[size])} assignments of {call.layer} at step {step} are to no expert from 0 to {size - 1}: "
+                "they are not counted",
+                step=step,
+            )
+        return counts[:size]
+
+    def _add_counts(
+        self, frame: Frame, loads: Floats, seen: Flags, layer: str, first: int, counts: Floats
+    ) -> None:
+        size, index, total = self._experts[layer], self._layer_index[layer], float(counts.sum())
+        whole = first == 0 and len(counts) == size
+        if whole and total > 0:
+            frame.add(self._micro, float(counts.max()) * size / total - 1, index)
+        if not self._mine(layer, first):
+            return
+        begin = self._offset[layer] + first
+        mine = slice(begin, min(begin + len(counts), self._offset[layer] + size))
+        loads[mine] += counts[: size - first]
+        seen[mine] = True
+        frame.add(self._total, total, index)
+        if self._capacity is not None and whole:
+            capacity = math.ceil(self._capacity * total / size)
+            frame.add(self._over, float(np.maximum(counts - capacity, 0).sum()), index)
+
+    def _write_rest(self, frame: Frame, call: _Call, found: Mapping[str, Floats]) -> None:
+        index = self._layer_index[call.layer]
+        if "dropped" in found and self._mine(call.layer, call.first):
+            frame.add(self._dropped, float(found["dropped"].sum()), index)
+        if "bias" in found and found["bias"].size:
+            frame.add(self._high, float(found["bias"].max()), index)
+            frame.add(self._low, float(found["bias"].min()), index)
+            if self._bias_cap is not None:
+                # Biases are kept in float32, and so is the cap that they are held at.
+                at_cap = np.abs(found["bias"]) >= float(np.float32(self._bias_cap))
+                frame.add(self._saturated, float(np.mean(at_cap)), index)
+        if "placement" in found:
+            for expert, rank in enumerate(found["placement"].tolist(), start=self._offset[call.layer]):
+                frame.add(self._place, rank, expert)
+
+    # -- all ranks' counts ------------------------------------------------------------------------------------------
+
+    def merged(self, frame: Frame) -> None:
+        """Derives what the counts of all ranks say, the same on each of them."""
+        names = self._load.subjects or ()
+        if self._placed_at[0] != names:
+            self._placed_at = names, _by_size(names)
+        loads, known = frame.get(self._load)
+        dropped, drops_known = frame.get(self._dropped)
+        rows = {layer: row for row, layer in enumerate(self._total.subjects or ())}
+        columns = {name: np.full(len(rows), np.nan) for name in _DERIVED}
+        ages = np.full(len(names), np.nan)
+        moved = np.full(len(rows), np.nan)
+        for size, places in self._placed_at[1].items():
+            memory = self._memory_of(size, tuple(places))
+            at = np.stack([places[layer] for layer in memory.layers])
+            of_layer = np.array([rows[layer] for layer in memory.layers])
+            placement, placed = self._placement(frame, memory, places, moved, of_layer)
+            metrics, _ = expert_metrics(
+                np.where(known[at], loads[at], 0.0),
+                capacity_factor=self._capacity,
+                state=memory.state,
+                window=self._span,
+                hold=self._hold,
+                placement=placement,
+                dropped=np.where(drops_known, dropped, 0.0)[of_layer],
+            )
+            for name in _DERIVED:
+                columns[name][of_layer] = getattr(metrics, name)
+            columns["drop_rate"][of_layer[~drops_known[of_layer]]] = np.nan
+            columns["ep_load_vio"][of_layer[~placed]] = np.nan
+            ages[at] = np.where(known[at], metrics.dead_age, np.nan)
+            self._say_dead(frame.step, memory.layers, metrics)
+        for name, values in columns.items():
+            frame.replace(self._derived[name], values, ~np.isnan(values))
+        frame.replace(self._age, ages, ~np.isnan(ages))
+        if self._placed:
+            frame.replace(self._moved, moved, ~np.isnan(moved))
+
+    def _memory_of(self, size: int, layers: tuple[str, ...]) -> _Memory:
+        """The memory of the layers with ``size`` experts; layers that are new begin with nothing."""
+        memory = self._memory.get(size)
+        if memory is None:
+            memory = self._memory[size] = _Memory(layers, ExpertState.new(len(layers), size, self._span))
+        elif memory.layers != layers:
+            state = ExpertState.new(len(layers), size, self._span)
+            kept = [(layers.index(layer), old) for old, layer in enumerate(memory.layers) if layer in layers]
+            for name, array in state.arrays().items():
+                for new, old in kept:
+                    array[new] = memory.state.arrays()[name][old]
+            memory = self._memory[size] = _Memory(layers, state, memory.placement)
+        return memory
+
+    def _placement(
+        self,
+        frame: Frame,
+        memory: _Memory,
+        places: Mapping[str, NDArray[np.int64]],
+        moved: Floats,
+        of_layer: NDArray[np.int64],
+    ) -> tuple[NDArray[np.int64] | None, Flags]:
+        """The rank of each expert, ``[layers, E]``, and of which layers it is known; counts the moves."""
+        count, size = len(memory.layers), memory.state.total.shape[1]
+        even = self._ep_size is not None and size % self._ep_size == 0
+        placement = np.zeros((count, size), np.int64)
+        known = np.full(count, even)
+        if even and self._ep_size is not None:
+            placement[:] = np.arange(size) // (size // self._ep_size)
+        if self._placed:
+            ranks, told = frame.get(self._place)
+            for index, layer in enumerate(memory.layers):
+                at = places[layer]
+                before = memory.placement.get(layer)
+                if told[at].all():
+                    memory.placement[layer] = ranks[at].astype(np.int64)
+                    if before is not None:
+                        moved[of_layer[index]] = float(expert_migration(before, memory.placement[layer]))
+                if layer in memory.placement:
+                    placement[index], known[index] = memory.placement[layer], True
+        return (placement if known.any() else None), known
+
+    def _say_dead(self, step: int, layers: Sequence[str], metrics: ExpertMetrics) -> None:
+        """Each expert that dies is told once, many at once in one message."""
+        dead = {
+            (layers[int(layer)], int(expert)) for layer, expert in np.argwhere(metrics.dead_age >= self._span)
+        }
+        new = sorted(dead - self._dead_said)
+        self._dead_said = dead | {pair for pair in self._dead_said if pair[0] not in layers}
+        if new:
+            shown = ", ".join(f"{expert} of {layer}" for layer, expert in new[:5])
+            more = f" and {len(new) - 5} more" if len(new) > 5 else ""
+            text = f"experts have had almost no tokens for {self._span} steps: {shown}{more}"
+            data = {"experts": [{"layer": layer, "expert": expert} for layer, expert in new]}
+            self._context.say("warning", "dead_experts", text, step=step, data=data)
+
+
+def _by_size(names: Sequence[str]) -> dict[int, dict[str, NDArray[np.int64]]]:
+    """Layers by their number of experts: where each expert's count stands."""
+    places: dict[str, dict[int, int]] = {}
+    for place, name in enumerate(names):
+        layer, expert = name.rsplit("/", 1)
+        places.setdefault(layer, {})[int(expert)] = place
+    sizes: dict[int, dict[str, NDArray[np.int64]]] = {}
+    for layer, experts in places.items():
+        ordered = np.array([experts[expert] for expert in sorted(experts)], np.int64)
+        sizes.setdefault(len(ordered), {})[layer] = ordered
+    return sizes
