@@ -123,7 +123,7 @@ def _details(console: Console, box: Box) -> None:
 
 def _before(seconds: float) -> str:
     """How long before the newest mark of all."""
-    return "last" if seconds < 1e-6 else f"{short_time(seconds)} before"
+    return "last" if seconds < 1e-6 else f"-{short_time(seconds)}"
 
 
 def _value(value: float | None) -> str:
