@@ -9,7 +9,7 @@
 
 #include <string.h>
 
-#define TM_STAGE_BLOCK 8192  /* bytes: source, fold window and lanes share a first cache of 32 KiB */
+#define TM_STAGE_BLOCK 12288 /* bytes: source, fold window and lanes share a first cache of 32 KiB */
 #define TM_STAGE_AHEAD 16384 /* bytes: what memory sends while a block is folded and stored */
 #define TM_STREAM_BYTES ((size_t)4 << 20) /* an arena at least this large is written past the caches */
 
