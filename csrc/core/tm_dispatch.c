@@ -84,6 +84,7 @@ static void use_tier(tm_tier tier) {
         if (table.info.halves) {
             table.stats = &tm_stats_kernels_avx512_halves;
             table.norm = &tm_norm_kernels_avx512_halves;
+            table.histogram = &tm_histogram_kernels_avx512_halves;
         }
     }
 #endif

@@ -194,7 +194,11 @@ static void count_bytes(int64_t *times, const void *data, size_t n) {
 #define TM_FLOAT8_EXPONENTS_ROW(enum_name, name, bits, bias, infinity, offset, mask, first)                  \
     [TM_##enum_name] = exponents_##name,
 
-const tm_histogram_kernels TM_TIERED(tm_histogram_kernels_) = {
+#if !defined(TM_HISTOGRAM_KERNELS)
+#    define TM_HISTOGRAM_KERNELS TM_TIERED(tm_histogram_kernels_)
+#endif
+
+const tm_histogram_kernels TM_HISTOGRAM_KERNELS = {
     .exponents = {TM_FLOAT8_EXPONENTS(TM_FLOAT8_EXPONENTS_ROW)[TM_F64] = exponents_f64,
                   [TM_F32] = exponents_f32, [TM_F16] = exponents_half, [TM_BF16] = exponents_bf16,
                   [TM_I16] = exponents_i16, [TM_I32] = exponents_i32, [TM_I64] = exponents_i64,

@@ -1,29 +1,31 @@
 /* Sums of squares and of magnitudes for processors that run 512-bit operations as two halves (tm_halves.h):
  * the loops of norm_float.h with the same arithmetic on the same lanes. */
 
-TM_INLINE __m256d halves_squares(__m256d sum, __m256d x) {
-    return _mm256_fmadd_pd(x, x, sum);
+TM_INLINE void halves_add_2(tm_parts *lanes, const float *row) {
+    for (int i = 0; i < TM_PARTS; i++) {
+        const __m256d x = tm_part_of_row(row, i);
+        lanes->part[i] = _mm256_fmadd_pd(x, x, lanes->part[i]);
+    }
 }
 
 /* |x| * 1 + sum is sum + |x|, on the units that multiply: the others convert. */
-TM_INLINE __m256d halves_magnitudes(__m256d sum, __m256d x) {
-    return _mm256_fmadd_pd(_mm256_andnot_pd(_mm256_set1_pd(-0.0), x), _mm256_set1_pd(1), sum);
+TM_INLINE void halves_add_1(tm_parts *lanes, const float *row) {
+    const __m256d one = _mm256_set1_pd(1), sign = _mm256_set1_pd(-0.0);
+    for (int i = 0; i < TM_PARTS; i++) {
+        const __m256d magnitude = _mm256_andnot_pd(sign, tm_part_of_row(row, i));
+        lanes->part[i] = _mm256_fmadd_pd(magnitude, one, lanes->part[i]);
+    }
 }
 
-#define TM_HALVES_ADD(row, p)                                                                                \
-    do {                                                                                                     \
-        (void)(p);                                                                                           \
-        for (int i = 0; i < TM_PARTS; i++) {                                                                 \
-            lanes.part[i] = TM_HALVES_TERM(lanes.part[i], tm_part_of_row(row, i));                           \
-        }                                                                                                    \
-    } while (0)
+#define TM_HALVES_ADD_2(row, p) halves_add_2(&lanes, row)
+#define TM_HALVES_ADD_1(row, p) halves_add_1(&lanes, row)
 
 #define TM_HALVES_ROWS(order)                                                                                \
     TM_NOINLINE void norm_halves_##order##_rows_f32(tm_norm_state *state, const float *p, size_t rows) {     \
         tm_parts lanes;                                                                                      \
         tm_parts_load(&lanes, state->lane, 0);                                                               \
         for (; rows > 0; rows--, p += TM_LANES) {                                                            \
-            TM_HALVES_ADD(p, p);                                                                             \
+            halves_add_##order(&lanes, p);                                                                   \
         }                                                                                                    \
         tm_parts_store(state->lane, &lanes, 0);                                                              \
     }                                                                                                        \
@@ -35,17 +37,12 @@ TM_INLINE __m256d halves_magnitudes(__m256d sum, __m256d x) {
                                                        size_t rows) {                                        \
         tm_parts lanes;                                                                                      \
         tm_parts_load(&lanes, state->lane, TM_EVEN_ODD_##name);                                              \
-        TM_RING_LOOP(name, p, rows, TM_HALVES_ADD);                                                          \
+        TM_RING_LOOP(name, p, rows, TM_HALVES_ADD_##order);                                                  \
         tm_parts_store(state->lane, &lanes, TM_EVEN_ODD_##name);                                             \
     }
 
-#define TM_HALVES_TERM halves_squares
 TM_HALVES_ROWS(2)
-#undef TM_HALVES_TERM
-#define TM_HALVES_TERM halves_magnitudes
 TM_HALVES_ROWS(1)
-#undef TM_HALVES_TERM
-#undef TM_HALVES_ADD
 
 #define TM_HALVES_ROWS_F64(order, row_function)                                                              \
     TM_NOINLINE void norm_halves_##order##_rows_f64(tm_norm_state *state, const double *p, size_t rows) {    \

@@ -37,11 +37,11 @@ TM_INLINE int tm_lanes_finite(const double *lane) {
 
 /* The block function of one float dtype: `plain` reads whole rows and says 0 where they have to be classified
  * (contracts: stats_float.h). */
-#define TM_STATS_BLOCK(prefix, name, store, plain)                                                           \
+#define TM_STATS_BLOCK(prefix, name, store, plain, most_rows)                                                \
     static void TM_PASTE(prefix, name)(tm_stats_state * state, const void *data, size_t n) {                 \
         const store *p = data;                                                                               \
         while (n >= TM_LANES) {                                                                              \
-            size_t rows = n / TM_LANES < TM_BLOCK_ROWS ? n / TM_LANES : TM_BLOCK_ROWS;                       \
+            size_t rows = n / TM_LANES < (most_rows) ? n / TM_LANES : (most_rows);                           \
             size_t elements = rows * TM_LANES;                                                               \
             if (!(plain)(state, p, rows)) {                                                                  \
                 TM_PASTE(stats_masked_, name)(state, p, elements, rows);                                     \

@@ -201,7 +201,7 @@ TM_NOINLINE void TM_MASKED(tm_stats_state *state, const TM_STORE *p, size_t n, s
     }
 }
 
-TM_STATS_BLOCK(stats_block_, TM_NAME, TM_STORE, TM_PLAIN)
+TM_STATS_BLOCK(stats_block_, TM_NAME, TM_STORE, TM_PLAIN, TM_BLOCK_ROWS)
 
 #undef TM_PLAIN
 #undef TM_MASKED

@@ -88,5 +88,6 @@ TM_FAMILIES(TM_DECLARE_KERNELS)
  * bits. */
 extern const tm_stats_kernels tm_stats_kernels_avx512_halves;
 extern const tm_norm_kernels tm_norm_kernels_avx512_halves;
+extern const tm_histogram_kernels tm_histogram_kernels_avx512_halves;
 
 #endif

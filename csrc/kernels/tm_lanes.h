@@ -53,19 +53,25 @@ TM_INLINE double tm_lane_total(const double *lane) {
 #define TM_ADD_ROUNDED_SQUARE(acc, x) ((acc) + (x) * (x))
 
 /* Near lines into L1, far ones into L2 so that they cross into the next page before its turn. Addresses past
- * the end are harmless: a prefetch never faults. */
+ * the end are harmless: a prefetch never faults. With TM_NO_PREFETCH nothing is: Zen 4's own prefetchers do
+ * better (tm_halves.h). */
 #define TM_PREFETCH_NEAR 3072
 #define TM_PREFETCH_FAR 6144
+#if defined(TM_NO_PREFETCH)
+#    define TM_PREFETCH(address, level) ((void)(address))
+#else
+#    define TM_PREFETCH(address, level) __builtin_prefetch(address, 0, level)
+#endif
 TM_INLINE void tm_prefetch_near(const void *row, int bytes) {
     for (int offset = 0; offset < bytes; offset += 64) {
-        __builtin_prefetch((const char *)row + TM_PREFETCH_NEAR + offset, 0, 3);
+        TM_PREFETCH((const char *)row + TM_PREFETCH_NEAR + offset, 3);
     }
 }
 
 TM_INLINE void tm_prefetch_row(const void *row, int bytes) {
     tm_prefetch_near(row, bytes);
     for (int offset = 0; offset < bytes; offset += 64) {
-        __builtin_prefetch((const char *)row + TM_PREFETCH_FAR + offset, 0, 2);
+        TM_PREFETCH((const char *)row + TM_PREFETCH_FAR + offset, 2);
     }
 }
 

@@ -22,7 +22,7 @@ TM_NOINLINE tm_tally_range tm_tally_find_range(const uint8_t *bytes, size_t rows
     memset(most, 0, sizeof most);
     memset(high, 0, sizeof high);
     for (size_t r = 0; r < rows; r++, bytes += TM_TALLY_ROW) {
-        __builtin_prefetch(ahead + 64 * r, 0, 2);
+        TM_PREFETCH(ahead + 64 * r, 2);
         for (int l = 0; l < TM_TALLY_ROW; l++) { /* one less than 0 is 255, one more than 255 is 0 */
             const uint8_t less = (uint8_t)(bytes[l] - 1), more = (uint8_t)(bytes[l] + 1);
             least[l] = bytes[l] < least[l] ? bytes[l] : least[l];

@@ -270,9 +270,8 @@ static void check_codes(void) {
 static void check_bits(char *data) {
     int64_t row[TM_HISTOGRAM_WIDTH], losses[WIDTH];
     tm_error error = {""};
-    for (int tier = 0; tier_name(tier) != NULL; tier++) {
+    for (int tier = 0; use_tier(tier) != NULL; tier++) {
         uint64_t digest = DIGEST_START, before = seed_random(77);
-        tm_dispatch_init(tier_name(tier));
         for (int dtype = 0; dtype < TM_DTYPE_COUNT; dtype++) {
             for (int kind = 0; kind < 4; kind++) {
                 fill_kind(data, 20000, (tm_dtype)dtype, kind);
@@ -295,8 +294,7 @@ void test_histogram(void) {
     CHECK(data != NULL && rows != NULL, "no memory for the test");
     if (data != NULL && rows != NULL) {
         tm_dispatch_set_worker_bytes(1000);
-        for (int tier = 0; tier_name(tier) != NULL; tier++) {
-            tm_dispatch_init(tier_name(tier));
+        for (int tier = 0; use_tier(tier) != NULL; tier++) {
             for (int dtype = 0; dtype < TM_DTYPE_COUNT; dtype++) {
                 check_dtype((tm_dtype)dtype, data, rows);
             }
