@@ -146,7 +146,13 @@ dist: build ## sdist and repaired wheel in dist/, installed and tried in clean e
 soak: build ## the long campaigns of the tests (tens of minutes)
 	TRAINMON_SOAK=1 $(PYTEST) -m soak --durations=0
 
+# A peer that is measured beside trainmon, with the packages that it imports; apart from everything else.
+PEERS := mindstudio-probe pandas pytz python-dateutil six tzdata openpyxl et_xmlfile tqdm einops matplotlib contourpy \
+    cycler fonttools kiwisolver pyparsing
+
 bench: build ## benchmarks/RESULTS.md
+	[ -d build/peers ] || $(PY) -m pip install -q --no-deps --target build/peers $(PEERS) ||
+	    echo "msProbe can't be had here: its rows are left out"
 	$(PY) -m benchmarks $(BENCH_ARGS)
 
 clean: ## built files

@@ -82,7 +82,7 @@ def main() -> int:
     )
     options = parser.parse_args()
     kernels = "\n\n".join(f"### {title}\n\n{table(measure(options.quick))}" for title, measure in FAMILIES)
-    overhead_rows = overhead.measure(pairs=3, steps=3) if options.quick else overhead.measure()
+    overhead_rows = overhead.measure(options.quick)
     text = f"""# Benchmarks
 
 Written by `make bench` on {datetime.date.today().isoformat()}. Machine: {machine()}.

@@ -1,50 +1,41 @@
-"""What trainmon costs a training step: its own clock, and an A/B run beside it.
+"""What a monitor costs a training step: trainmon's own clock, and runs beside each other.
 
-    python -m benchmarks.overhead [--quick] [--pairs N] [--steps N]
+    python -m benchmarks.overhead [--quick] [--rounds N]
 
-Both are taken on the GPT of `examples/gpt` with all that can be switched on switched on.
+Watched are the GPT of `examples/gpt` and an MLP of 21 M parameters, with trainmon's defaults, with everything at its own
+cadence, and with the four monitors of msProbe V2, where that is installed.
 
 - *Inside*: nanoseconds that the training thread spent in trainmon's entry points, as a share of the steps.
-- *A/B*: in each pair of blocks one runs with the monitor attached and one without, in random order, in
-  one process, on one model. The interval is a 95 % bootstrap over the pairs. Two clocks: wall time, which
-  the neighbours of a shared machine disturb, and the CPU time of all threads, which contains the writer
-  thread's work, too.
+- *A/B*: each round runs a block of steps with each arm in random order, in one process, on one model. The interval is
+  a 95 % bootstrap over the rounds. Two clocks: wall time, which the neighbours of a shared machine disturb, and the CPU
+  time of all threads, which contains the writer thread's work, too.
 
-The first step of each block is not counted: attaching, opening files and warming caches happen once a run.
+A block's first step is not counted: attaching, opening files and warming caches happen once a run. A block has ten
+counted steps, so that sections with `every: 10` are in it once.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import io
 import os
+import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "examples" / "gpt"), str(Path(__file__).resolve().parent)]
+from benchmarks._arms import ARMS, have_msprobe
+from benchmarks._loads import Gpt, Load, ManyParameters, Mlp
+from benchmarks._measure import Row
 
-import train as demo  # noqa: E402  (the demo is a program, not a package)
-from _measure import Row  # noqa: E402
-
-import trainmon  # noqa: E402
-
-#: The share of a step that trainmon may spend inside its entry points.
-MARK = 0.01
-
-EVERYTHING: dict[str, Any] = {
-    "loss": {"micro": True},
-    "gradients": {"per_parameter": True, "clipped": True},
-    "sinks": {"log": {"progress": False}, "jsonl": True, "csv": True, "tensorboard": True},
-}
+#: Shares of a step that trainmon may spend inside its entry points.
+MARKS = {"trainmon, defaults": 0.005, "trainmon, everything": 0.02}
+STEPS = 10
 
 
 @dataclass(frozen=True)
@@ -56,78 +47,113 @@ class Block:
     inside: float
 
 
-def measure(pairs: int = 20, steps: int = 5, seed: int = 0) -> list[Row]:
-    """Runs `pairs` pairs of blocks of `steps` counted steps and returns the rows of the report."""
-    load = os.getloadavg()[0]
-    config = demo.read_config(ROOT / "examples" / "gpt" / "train.yaml")
-    training = demo.Training(
-        demo.section_of(config, "model", demo.ModelConfig),
-        demo.section_of(config, "data", demo.DataConfig),
-        demo.section_of(config, "train", demo.TrainConfig),
-    )
-    random = np.random.default_rng(seed)
-    plain: list[Block] = []
-    watched: list[Block] = []
-    with tempfile.TemporaryDirectory() as directory:
-        _plain_block(training, steps)  # warms the process
-        for _ in range(pairs):
-            for arm in random.permutation(2):
-                if arm:
-                    watched.append(_watched_block(training, steps, directory))
-                else:
-                    plain.append(_plain_block(training, steps))
-    step = float(np.median([block.wall for block in plain]))
-    share = sum(block.inside for block in watched) / sum(block.wall for block in watched)
-    rows = [
-        Row("load average before", f"{load:.1f} on {os.cpu_count()} cores"),
-        Row("step without monitor, median", f"{step * 1e3:.1f} ms"),
-        Row("inside trainmon, per step", f"{np.mean([block.inside for block in watched]) * 1e6:.0f} us"),
-        Row("inside trainmon, share of the step", f"{share:.3%}", f"<= {MARK:.0%}", share <= MARK),
+def measure(quick: bool = False, rounds: int | None = None, seed: int = 0) -> list[Row]:
+    """The rows of the report."""
+    arms = [name for name in ARMS if "msProbe" not in name or have_msprobe()]
+    rows = [Row("load average before", f"{os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")]
+    if len(arms) < len(ARMS):
+        rows.append(Row("msProbe V2", "not installed here"))
+    loads: list[tuple[Callable[[], Load], int]] = [
+        (Gpt, rounds or (1 if quick else 8)),
+        (lambda: Mlp(batch=256 if quick else 4096), rounds or (1 if quick else 4)),
     ]
-    for clock in ("wall", "cpu"):
-        base = np.array([getattr(block, clock) for block in plain])
-        difference = np.array([getattr(block, clock) for block in watched]) - base
-        low, high = _interval(difference / base.mean(), random)
-        rows.append(
-            Row(
-                f"A/B, {clock} time, {pairs} pairs of {steps} steps",
-                f"{difference.mean() / base.mean():+.2%} (95 %: {low:+.2%} to {high:+.2%})",
+    for make, count in loads:
+        rows += _compare(make(), arms, count, np.random.default_rng(seed))
+    rows.append(_engine(3 if quick else 30))
+    rows += _memory(128 if quick else 4096)
+    return rows
+
+
+def _compare(load: Load, arms: Sequence[str], rounds: int, random: np.random.Generator) -> list[Row]:
+    blocks: dict[str, list[Block]] = {name: [] for name in arms}
+    _block(load, "plain")  # warms the process
+    for _ in range(rounds):
+        for arm in random.permutation(len(arms)):
+            blocks[arms[arm]].append(_block(load, arms[arm]))
+    plain = blocks.pop("plain")
+    step = float(np.median([block.wall for block in plain]))
+    rows = [Row(f"{load.name}: step without monitor, median", f"{step * 1e3:.0f} ms")]
+    for name, watched in blocks.items():
+        if name in MARKS:
+            share = sum(block.inside for block in watched) / sum(block.wall for block in watched)
+            microseconds = np.mean([block.inside for block in watched]) * 1e6
+            rows.append(
+                Row(
+                    f"{load.name}: {name}: inside, share of the step",
+                    f"{share:.3%} ({microseconds:.0f} us a step)",
+                    f"<= {MARKS[name]:.1%}",
+                    share <= MARKS[name],
+                )
             )
-        )
+        for clock in ("wall", "cpu"):
+            base = np.array([getattr(block, clock) for block in plain])
+            difference = np.array([getattr(block, clock) for block in watched]) - base
+            low, high = _interval(difference / base.mean(), random)
+            rows.append(
+                Row(
+                    f"{load.name}: {name}: A/B, {clock} time, {rounds} rounds of {STEPS} steps",
+                    f"{difference.mean() / base.mean():+.1%} (95 %: {low:+.1%} to {high:+.1%})",
+                )
+            )
     return rows
 
 
 def _interval(differences: NDArray[np.float64], random: np.random.Generator) -> tuple[float, float]:
-    """95 % percentile bootstrap of the mean over pairs."""
+    """95 % percentile bootstrap of the mean over rounds."""
     picks = random.integers(len(differences), size=(10_000, len(differences)))
     low, high = np.quantile(differences[picks].mean(axis=1), [0.025, 0.975])
     return float(low), float(high)
 
 
-def _plain_block(training: demo.Training, steps: int) -> Block:
-    off = demo.NoMonitor()
-    training.step(off)
-    wall, cpu = time.perf_counter(), time.process_time()
-    for _ in range(steps):
-        training.step(off)
-    return Block((time.perf_counter() - wall) / steps, (time.process_time() - cpu) / steps, 0.0)
-
-
-def _watched_block(training: demo.Training, steps: int, directory: str) -> Block:
-    name = f"run_{len(list(Path(directory).iterdir()))}"
-    entry = {"output_dir": directory, "run_name": name, **EVERYTHING}
-    with contextlib.ExitStack() as stack:
-        for redirect in (contextlib.redirect_stdout, contextlib.redirect_stderr):
-            stack.enter_context(redirect(io.StringIO()))
-        mon = stack.enter_context(trainmon.attach(training.model, training.optimizer, config=entry))
-        training.step(mon)
-        inside = mon.overhead_ns
+def _block(load: Load, arm: str, steps: int = STEPS) -> Block:
+    with tempfile.TemporaryDirectory() as directory, ARMS[arm](load, directory) as watch:
+        load.step(watch.calls)
+        inside = watch.nanoseconds
         wall, cpu = time.perf_counter(), time.process_time()
         for _ in range(steps):
-            training.step(mon)
+            load.step(watch.calls)
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-        inside = mon.overhead_ns - inside
+        inside = watch.nanoseconds - inside
     return Block(wall / steps, cpu / steps, inside * 1e-9 / steps)
+
+
+def _engine(steps: int) -> Row:
+    """Time inside a step whose tensors cost nothing to read."""
+    load = ManyParameters()
+    block = _block(load, "trainmon, defaults", steps)
+    return Row(
+        f"inside a step of {load.name}, defaults",
+        f"{block.inside * 1e3:.2f} ms",
+        "< 5 ms",
+        block.inside < 5e-3,
+    )
+
+
+_CHILD = """
+import sys
+from benchmarks._arms import ARMS
+from benchmarks._loads import Mlp
+import tempfile
+load = Mlp(batch=int(sys.argv[2]))
+with tempfile.TemporaryDirectory() as directory, ARMS[sys.argv[1]](load, directory) as watch:
+    for _ in range(3):
+        load.step(watch.calls)
+    status = open("/proc/self/status").read()
+print(int(status.split("VmHWM:")[1].split()[0]))
+"""
+
+
+def _memory(batch: int) -> list[Row]:
+    """Peak resident memory of a process of its own, against the same without a monitor."""
+    if not Path("/proc/self/status").exists():
+        return []
+    peaks = {}
+    for arm in ("plain", "trainmon, defaults"):
+        command = [sys.executable, "-c", _CHILD, arm, str(batch)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        peaks[arm] = int(done.stdout.splitlines()[-1]) / 1024
+    more = peaks["trainmon, defaults"] - peaks["plain"]
+    return [Row("peak memory of the MLP, defaults", f"{more:+.0f} MiB", "<= 64 MiB", more <= 64)]
 
 
 def markdown(rows: list[Row]) -> str:
@@ -140,12 +166,11 @@ def markdown(rows: list[Row]) -> str:
 
 def main() -> int:
     """Prints the table; exit status 1 if a mark is missed."""
-    parser = argparse.ArgumentParser(description="What trainmon costs a training step.")
-    parser.add_argument("--quick", action="store_true", help="few pairs: a rough figure in under a minute")
-    parser.add_argument("--pairs", type=int, help="pairs of blocks (20; 4 with --quick)")
-    parser.add_argument("--steps", type=int, default=5, help="counted steps in a block")
+    parser = argparse.ArgumentParser(description="What a monitor costs a training step.")
+    parser.add_argument("--quick", action="store_true", help="one round on small batches: a rough figure")
+    parser.add_argument("--rounds", type=int, help="rounds of blocks (GPT 8, MLP 4)")
     options = parser.parse_args()
-    rows = measure(options.pairs or (4 if options.quick else 20), options.steps)
+    rows = measure(options.quick, options.rounds)
     print(markdown(rows))
     return int(any(row.holds is False for row in rows))
 
