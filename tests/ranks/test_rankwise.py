@@ -47,6 +47,7 @@ def test_each_ranks_own_values_and_the_rank_that_stands_out(tmp_path: Path) -> N
     assert (loss["low"], loss["low_rank"], loss["high"], loss["high_rank"]) == (1.0, 0, 4.0, 3)
     assert (loss["median"], loss["spread"], loss["known"], loss["outliers"]) == (2.5, 3.0, 4, [])
     assert (steps[4]["loss/global"]["known"], steps[5]["loss/global"]["nonfinite"]) == (3, [1])
+    assert steps[2]["loss/device"]["low"] == 2.0 and steps[2]["loss/device"]["high_rank"] == 3
     time = steps[3]["time/step"]
     assert (time["high"], time["high_rank"], time["outliers"]) == (5.0, 2, [2])
     said = [event for event in events if event.get("kind") == "rank_stands_out"]

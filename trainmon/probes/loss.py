@@ -15,7 +15,7 @@ import numpy as np
 from trainmon.backend.base import Lazy
 from trainmon.events import MicroEnd, StepBegin, StepEnd
 from trainmon.findings import Finding
-from trainmon.frame import Flags, Floats, Frame, Registry, identity, ratio
+from trainmon.frame import Flags, Floats, Frame, Part, Registry, identity, ratio
 from trainmon.probes.base import ProbeContext, Sample
 
 __all__ = ["LossProbe"]
@@ -30,8 +30,8 @@ def _perplexity(s: Floats, n: Floats) -> tuple[Floats, Flags]:
 
 
 class LossProbe:
-    """Publishes ``loss/global``, ``loss/mean_of_means``, ``loss/gap``, ``loss/empty_steps``, ``loss/ppl`` and
-    ``loss/micro``."""
+    """Publishes ``loss/global``, ``loss/mean_of_means``, ``loss/gap``, ``loss/empty_steps``, ``loss/ppl``, ``loss/micro``
+    and, with several ranks, ``loss/device``: this rank's own."""
 
     name = "loss"
 
@@ -61,6 +61,10 @@ class LossProbe:
             registry.add("loss/empty_steps", (empty,), identity, probe=self.name)
         if self._perplexity:
             registry.add("loss/ppl", (s, n), _perplexity, probe=self.name)
+        self._own: tuple[Part, Part] | None = None
+        if self._context.begin.layout.world > 1:
+            self._own = registry.part("loss.own.s", "local"), registry.part("loss.own.n", "local")
+            registry.add("loss/device", self._own, ratio, probe=self.name)
         if self._micro:
             self._micro_parts = (
                 registry.part("loss.micro.s", "local", self._capacity),
@@ -124,9 +128,13 @@ class LossProbe:
                 frame.set(self._micro_parts[0], totals[-1] if weight > 0 else 0.0, index)
                 frame.set(self._micro_parts[1], weight, index)
         s, n, q, k, _ = self._parts
+        total, weights = _exact_sum(totals), math.fsum(weight for _, weight, _ in micros)
+        if micros and self._own is not None:
+            frame.set(self._own[0], total)
+            frame.set(self._own[1], weights)
         if micros and self._context.begin.layout.counts_tokens:
-            frame.set(s, _exact_sum(totals))
-            frame.set(n, math.fsum(weight for _, weight, _ in micros))
+            frame.set(s, total)
+            frame.set(n, weights)
             frame.set(q, _exact_sum(means))
             frame.set(k, float(len(means)))
         if bad is not None:
