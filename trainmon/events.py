@@ -32,12 +32,14 @@ __all__ = [
     "ExpertsSeen",
     "Flow",
     "ForwardEnd",
+    "GradientAccumulated",
     "GradsReady",
     "Host",
     "Layout",
     "Load",
     "MaxLogits",
     "MicroEnd",
+    "MicroGradient",
     "ModuleSeen",
     "Observed",
     "OptimizerBegin",
@@ -370,6 +372,25 @@ class MicroEnd:
     gradients: TensorView | None = None
     parts: Mapping[str, Any] = field(default_factory=dict)
     token_losses: TokenLosses | None = None
+    loss_scale: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class MicroGradient:
+    """One micro-batch's gradient of one parameter, before it is added to what is there and before any reduction."""
+
+    micro: int
+    name: str
+    gradient: Any
+
+
+@dataclass(frozen=True, slots=True)
+class GradientAccumulated:
+    """The gradient of one parameter on this rank, a micro-batch just added, not reduced with it."""
+
+    micro: int
+    name: str
+    gradient: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -548,6 +569,8 @@ Event = (
     | ForwardEnd
     | BackwardEnd
     | MicroEnd
+    | MicroGradient
+    | GradientAccumulated
     | ModuleSeen
     | AttentionSeen
     | ExpertsSeen

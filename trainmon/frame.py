@@ -214,7 +214,7 @@ class Registry:
                 (micro-batches) and shown as a table up to the last one that is known.
             sees_null: ``derive`` takes ``(values, valid)`` of each part and says by itself what is defined; otherwise
                 a value is null where any part is.
-            optional: a scalar that is left out, rather than null, in steps that don't define it.
+            optional: a scalar, or a row of a table, that is left out, rather than null, in steps that don't define it.
             given: what stands for other ``<...>`` of the name than the last, e.g. ``{"state": "exp_avg"}``.
         """
         spec = catalogue().get(name)
@@ -472,6 +472,10 @@ class Frame:
         """A table that outlives the frame; numbered values end with the last one that is known."""
         names = series.subjects or ()
         end = len(names)
+        if series.optional:
+            there = np.flatnonzero(valid)
+            some = tuple(names[index] for index in there.tolist())
+            return Table(series.name, series.probe, series.spec.unit, some, values[there], valid[there])
         if series.numbered:
             end = int(np.flatnonzero(valid)[-1]) + 1 if valid.any() else 0
         return Table(

@@ -30,8 +30,10 @@ from trainmon.events import (
     Event,
     ExceptionRaised,
     ExpertsSeen,
+    GradientAccumulated,
     GradsReady,
     Host,
+    MicroGradient,
     ModuleSeen,
     StepBegin,
     StepEnd,
@@ -64,7 +66,7 @@ __all__ = ["TrainMonitor"]
 _logger = logging.getLogger("trainmon")
 
 #: Events that show tensors: not made unless a probe wants them.
-_VIEWS = (GradsReady, ModuleSeen, AttentionSeen, ExpertsSeen)
+_VIEWS = (GradsReady, MicroGradient, GradientAccumulated, ModuleSeen, AttentionSeen, ExpertsSeen)
 #: Messages that may wait for the next report.
 _OUTBOX = 32
 #: Findings of one rank that may wait for the next report; the first ones are nearest to the cause.

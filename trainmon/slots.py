@@ -17,6 +17,7 @@ from trainmon.probes.moments import MomentsProbe
 from trainmon.probes.optim import OptimProbe
 from trainmon.probes.throughput import ThroughputProbe
 from trainmon.probes.timing import TimingProbe
+from trainmon.probes.unreduced import UnreducedProbe
 from trainmon.probes.updates import UpdatesProbe
 from trainmon.probes.weights import WeightsProbe
 from trainmon.schedule import Schedule
@@ -127,6 +128,16 @@ def _all_slots(config: TrainMonitorConfig) -> list[Slot]:
                 clipped=gradients.clipped,
             )
         )
+        if gradients.local or gradients.device or gradients.micro or gradients.increment:
+            add(
+                UnreducedProbe(
+                    config.selection("gradients"),
+                    local=gradients.local,
+                    device=gradients.device,
+                    micro=gradients.micro,
+                    increment=gradients.increment,
+                )
+            )
     if slots:
         # The learning rate explains loss and gradients: it is shown when either is.
         slots.append(Slot(OptimProbe(), None, follows=tuple(slots)))

@@ -551,3 +551,130 @@ def test_the_norm_that_adam_says_is_the_norm_of_the_update(tmp_path: Path, kind:
             mon.step_end()
     for record in records(tmp_path):
         assert record["update/norm_adam"] == pytest.approx(record["update/norm"], rel=1e-4)
+
+
+# ---- gradients before reduction ----
+
+
+def micro_steps(mon: Any, model: Any, optimizer: Any, number: int, micros: int, scale: float = 1.0) -> Any:
+    """Trains with accumulation; returns norms of each micro-batch's own gradient and of the accumulated one, by key."""
+    own, summed = {}, {}
+    for micro in range(micros):
+        before = {
+            name: 0 if p.grad is None else p.grad.double().clone() for name, p in model.named_parameters()
+        }
+        torch.manual_seed(10 * number + micro)
+        (model(torch.randn(4, 6)).square().mean() * scale).backward()
+        mon.micro_end(loss_scale=None if scale == 1 else scale)
+        for name, p in model.named_parameters():
+            own[f"{name}@{micro}"] = norm([p.grad.double() - before[name]]) / scale
+            summed[f"{name}@{micro}"] = norm([p.grad]) / scale
+    mon.grads_ready()
+    optimizer.step()
+    optimizer.zero_grad()
+    mon.step_end()
+    return own, summed
+
+
+UNREDUCED = dict.fromkeys(("local", "device", "micro", "increment"), True)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("scale", [1.0, 256.0])
+def test_micro_batches_own_and_accumulated_gradients(tmp_path: Path, scale: float, backend: str) -> None:
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    gradients = {**UNREDUCED, "target": "weight"}
+    truth = {}
+    with attach(tmp_path, model, optimizer, backend, gradients=gradients) as mon:
+        for number, micros in enumerate((2, 5, 1), start=1):  # accumulation of changing length
+            truth[number] = micro_steps(mon, model, optimizer, number, micros, scale)
+    rows, shown = tables(tmp_path, "gradients"), records(tmp_path)
+    names = [name for name, _ in model.named_parameters()]
+    for number, (own, summed) in truth.items():
+        micros = len(own) // len(names)
+        expected = {key for key in own if "weight" in key} | {name for name in names if "weight" in name}
+        assert {name for at, name in rows if at == number} == expected
+        last = [summed[f"{name}@{micros - 1}"] for name in names]
+        assert shown[number - 1]["grad/norm_device"] == pytest.approx(math.hypot(*last), rel=1e-6)
+        for name in names:
+            if "weight" not in name:
+                continue
+            local = rows[number, name]["grad/norm_local"]
+            assert local == pytest.approx(summed[f"{name}@{micros - 1}"], rel=1e-6)
+            before = 0.0
+            for micro in range(micros):
+                key = f"{name}@{micro}"
+                assert rows[number, key]["grad/norm_micro"] == pytest.approx(own[key], rel=1e-4)
+                grown = rows[number, key]["grad/norm_increment"]
+                assert grown == pytest.approx(summed[key] - before, rel=1e-4, abs=1e-8)
+                before = summed[key]
+
+
+def test_hooks_on_parameters_come_and_go_with_what_listens(tmp_path: Path) -> None:
+    def hooks(model: Any) -> int:
+        return sum(bool(p._backward_hooks) + bool(p._post_accumulate_grad_hooks) for p in model.parameters())
+
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with attach(tmp_path / "off", model, optimizer, gradients=True) as mon:
+        assert hooks(model) == 0
+    with attach(tmp_path / "on", model, optimizer, gradients={**UNREDUCED, "every": 2}) as mon:
+        assert hooks(model) == 8
+        for number in range(1, 5):
+            if number == 3:
+                model.append(torch.nn.Linear(2, 2))
+                optimizer.add_param_group({"params": model[-1].parameters()})
+            step(model, optimizer, number)
+            mon.step_end()
+        assert hooks(model) == 12
+    assert hooks(model) == 0
+    rows = tables(tmp_path / "on", "gradients")
+    assert {number for number, _ in rows} == {1, 2, 4}
+    assert rows[4, "3.weight"]["grad/norm_local"] > 0
+
+
+def test_tied_sparse_and_missing_gradients_before_reduction(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.ModuleDict(
+        {
+            "table": torch.nn.Embedding(7, 3, sparse=True),
+            "one": torch.nn.Linear(3, 3),
+            "two": torch.nn.Linear(3, 3),
+        }
+    )
+    model["two"].weight = model["one"].weight
+    model.register_parameter("idle", torch.nn.Parameter(torch.ones(2)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with attach(tmp_path, model, optimizer, gradients=UNREDUCED) as mon:
+        x = model["table"](torch.tensor([1, 1, 5]))
+        model["two"](model["one"](x)).square().sum().backward()
+        mon.micro_end()
+        truth = {
+            name: norm([p.grad.to_dense()]) for name, p in model.named_parameters() if p.grad is not None
+        }
+        mon.step_end()
+    rows = tables(tmp_path, "gradients")
+    assert {name for _, name in rows} == {*truth, *(f"{name}@0" for name in truth)}
+    for name, value in truth.items():
+        assert rows[1, name]["grad/norm_local"] == pytest.approx(value, rel=1e-6), name
+        assert rows[1, f"{name}@0"]["grad/norm_micro"] == pytest.approx(value, rel=1e-6), name
+
+
+def test_a_part_that_reentrant_checkpointing_runs_twice_has_no_norm_of_a_micro_batch(tmp_path: Path) -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    model = torch.nn.Linear(3, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with attach(tmp_path, model, optimizer, gradients=UNREDUCED) as mon:
+        x = torch.randn(2, 3, requires_grad=True)
+        for _ in (1, 2):
+            x = checkpoint(model, x, use_reentrant=True)
+        x.square().sum().backward()
+        truth = norm([model.weight.grad])
+        mon.micro_end()
+        mon.step_end()
+    rows = tables(tmp_path, "gradients")
+    assert rows[1, "weight"]["grad/norm_local"] == pytest.approx(truth, rel=1e-6)
+    assert rows[1, "weight@0"]["grad/norm_increment"] == pytest.approx(truth, rel=1e-6)
+    assert rows[1, "weight@0"].get("grad/norm_micro") is None

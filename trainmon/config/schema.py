@@ -117,6 +117,13 @@ class GradientsConfig:
     per_parameter: bool = key(False, "The norm of each selected parameter's gradient.")
     nonfinite: bool = key(True, "Count NaN and infinite values, and name the first.")
     clipped: bool = key(False, "The norm after clipping, too.")
+    local: bool = key(False, "The norm of each selected parameter's gradient on this rank, before reduction.")
+    device: bool = key(False, "The norm of all gradients of this rank, before reduction.")
+    micro: bool = key(False, "The norm of each micro-batch's own gradient, of each selected parameter.")
+    increment: bool = key(
+        False,
+        "By how much each micro-batch changes the norm of the accumulated gradient, of each selected parameter.",
+    )
     target: Patterns | None = key(
         None, f"Parameters to look at, by name{_INHERIT}.", single=True, nonempty=True
     )

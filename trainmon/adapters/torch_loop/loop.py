@@ -18,6 +18,7 @@ from typing import Any, Literal
 import torch
 
 from trainmon.adapters.base import layout_from_environment
+from trainmon.adapters.torch_loop.accumulation import AccumulationHooks
 from trainmon.adapters.torch_loop.inside import Inside
 from trainmon.adapters.torch_loop.optimizers import OptimizerView, optimizers_of
 from trainmon.adapters.torch_loop.parameters import ParameterList
@@ -179,6 +180,7 @@ class TorchLoop:
         self._handles: list[Any] = []
         self._model = model
         self._inside = Inside(model, monitor, lambda: self._micro)
+        self._accumulation = AccumulationHooks(self._list, monitor, lambda: self._micro)
         self._hooked: list[torch.optim.Optimizer] = []
         begin = replace(begin, model=self._list, optimizer=self._view, observed=self._inside.observed)
         monitor.begin(begin, backend, group, host=self)
@@ -217,6 +219,7 @@ class TorchLoop:
         token_losses: torch.Tensor | None = None,
         weights: torch.Tensor | None = None,
         sources: torch.Tensor | None = None,
+        loss_scale: Any = None,
     ) -> None:
         """A micro-batch is through its backward pass.
 
@@ -227,6 +230,7 @@ class TorchLoop:
             token_losses: losses of single tokens, positions last, for ``loss.positions`` and ``loss.sources``.
             weights: of their shape, 0 for tokens that don't count.
             sources: ids of the data's sources, e.g. ``[batch, 1]``.
+            loss_scale: what multiplied the loss before its backward pass; without it that of ``grads_ready`` is taken.
         """
         step, micro = self._step, self._micro
         self._inside.counters_change()
@@ -242,6 +246,7 @@ class TorchLoop:
                 token_losses=None
                 if token_losses is None
                 else TokenLosses(token_losses.detach(), weights, sources),
+                loss_scale=loss_scale,
             ),
         )
         self._micro += 1
@@ -474,11 +479,13 @@ class TorchLoop:
             self._unhook()
         self._hook_optimizers()
         self._inside.install(step)
+        self._accumulation.install()
 
     # -- hooks ------------------------------------------------------------------------------------------------------
 
     def _remove_hooks(self) -> None:
         self._inside.remove()
+        self._accumulation.remove()
         self._unhook()
 
     def _wants_optimizer(self) -> bool:
@@ -506,6 +513,7 @@ class TorchLoop:
         self._micro, self._stepped, self._skipped = 0, False, False
         self.monitor.handle(StepBegin(self._step, time.perf_counter()))
         self._inside.arm()
+        self._accumulation.arm()
 
     def _gradients(
         self,

@@ -1,0 +1,95 @@
+"""Hooks on parameters: each micro-batch's own gradient, and what it is added to.
+
+Torch calls a parameter's hook with the gradient of one backward pass before it is added, and its post-accumulate hook
+once it is: both before DistributedDataParallel reduces it. Under FSDP2 the first is never called, because the gradient
+goes through the gathered parameter, and the second comes after the reduction: then there is nothing to show, and nothing
+is. FSDP1's flat parameters have no hooks of single parameters either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from trainmon.adapters.torch_loop.parameters import ParameterList, dense
+from trainmon.events import GradientAccumulated, MicroGradient
+from trainmon.monitor import TrainMonitor
+
+__all__ = ["AccumulationHooks"]
+
+
+class AccumulationHooks:
+    """On every trainable parameter, while a probe wants the events; they look at one flag outside its steps.
+
+    Args:
+        parameters: the model's, looked up anew at each step.
+        micro: the number of the running micro-batch.
+    """
+
+    def __init__(self, parameters: ParameterList, monitor: TrainMonitor, micro: Callable[[], int]) -> None:
+        self._parameters, self._monitor, self._micro = parameters, monitor, micro
+        self._handles: dict[int, tuple[Any, ...]] = {}
+        self._listed: list[torch.nn.Parameter] = []
+        self._on = False
+        self._arrived: set[str] = set()  # whose own gradient was seen and not yet added
+
+    def install(self) -> None:
+        """On all parameters that have none yet, if anybody listens; else all are taken away."""
+        if not (self._monitor.listens(MicroGradient) or self._monitor.listens(GradientAccumulated)):
+            self.remove()
+            return
+        self._listed = self._parameters.parameters
+        held = {id(parameter) for parameter in self._listed}
+        for key in [key for key in self._handles if key not in held]:
+            self._remove(key)
+        for name, parameter in zip(self._parameters.names, self._listed, strict=True):
+            if id(parameter) not in self._handles and parameter.requires_grad and parameter.is_leaf:
+                self._handles[id(parameter)] = (
+                    parameter.register_hook(self._own(name)),  # type: ignore[no-untyped-call]
+                    parameter.register_post_accumulate_grad_hook(self._added(name)),  # type: ignore[no-untyped-call]
+                )
+
+    def arm(self) -> None:
+        """A step begins."""
+        if not self._handles:
+            return
+        self._arrived.clear()
+        self._on = self._monitor.wants(MicroGradient) or self._monitor.wants(GradientAccumulated)
+        if self._on:
+            self._monitor.guard(self._parameters.refresh)
+            if self._listed is not self._parameters.parameters:
+                self._monitor.guard(self.install)
+
+    def remove(self) -> None:
+        """Idempotent."""
+        self._on = False
+        for key in list(self._handles):
+            self._remove(key)
+
+    def _remove(self, key: int) -> None:
+        for handle in self._handles.pop(key):
+            handle.remove()
+
+    def _own(self, name: str) -> Callable[[torch.Tensor], None]:
+        def hook(gradient: torch.Tensor) -> None:
+            if self._on:
+                self._arrived.add(name)
+                self._monitor.offer(
+                    MicroGradient, lambda: MicroGradient(self._micro(), name, dense(gradient.detach()))
+                )
+
+        return hook
+
+    def _added(self, name: str) -> Callable[[torch.Tensor], None]:
+        def hook(parameter: torch.Tensor) -> None:
+            if not self._on or name not in self._arrived or parameter.grad is None:
+                return
+            self._arrived.discard(name)
+            gradient = parameter.grad.detach()
+            self._monitor.offer(
+                GradientAccumulated, lambda: GradientAccumulated(self._micro(), name, dense(gradient))
+            )
+
+        return hook
