@@ -234,12 +234,14 @@ class Layout:
             stages of a pipeline) count once: one of them says yes.
         data_rank: which part of the global batch this rank is fed: ranks with equal numbers see the same tokens. None:
             not told; then ranks that count tokens have different ones.
+        stage: of the pipeline, from 0: the order in which ranks are causes of each other.
     """
 
     rank: int = 0
     world: int = 1
     counts_tokens: bool = True
     data_rank: int | None = None
+    stage: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
-__all__ = ["Finding", "Role", "Stage", "kinds_of", "pack_findings", "unpack_findings"]
+__all__ = ["LAST_CALL", "Finding", "Role", "Stage", "kinds_of", "pack_findings", "unpack_findings"]
 
 Stage = Literal["forward", "backward", "optimizer"]
 #: Finite in and not out; not finite in; not known.
 Role = Literal["producer", "propagator", "unknown"]
+
+#: Behind all calls of its stage and micro-batch.
+LAST_CALL = 1 << 31
 
 _KINDS = ("nan", "+inf", "-inf")
 
@@ -38,7 +41,7 @@ class Finding:
         more: tensors of the same quantity that are not finite either, later in the order.
         note: what else a reader needs, e.g. the phase of a gradient.
         rank: filled in when findings of ranks come together.
-        place: (virtual stage, stage) of the pipeline; filled in by the engine.
+        place: (virtual stage, stage) of the pipeline; the stage is filled in by the engine.
     """
 
     step: int

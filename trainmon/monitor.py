@@ -352,7 +352,8 @@ class TrainMonitor:
 
     def _found(self, finding: Finding) -> None:
         if len(self._findings) < _FOUND:
-            self._findings.append(finding)
+            place = finding.place[0], self._begin_event.layout.stage
+            self._findings.append(replace(finding, place=place))
 
     def _say(self, told: Told) -> None:
         if self._run is not None:

@@ -230,3 +230,67 @@ def test_a_probe_that_fails_is_null_and_rules_see_nothing(tmp_path: Path) -> Non
     records = steps_of(tmp_path)
     assert [record["loss/global"] for record in records] == [1.0, None, 1.0]
     assert [record["health/state"] for record in records] == [0, 0, 0]
+
+
+class Root(torch.nn.Module):  # type: ignore[misc]
+    """NaN for what is below zero."""
+
+    def forward(self, x: Any) -> Any:
+        return x.sqrt()
+
+
+def test_the_module_that_made_a_nan_is_told_from_those_that_passed_it_on(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Identity(), Root(), torch.nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    keys = {
+        **config(tmp_path, rules=[{**NO_NAN, "action": "stop"}]),
+        "activations": {"input": True, "every": 1},
+    }
+    with trainmon.attach(model, optimizer, keys) as mon:
+        for step in range(1, 4):
+            for micro in range(2):
+                x = torch.ones(2, 3)
+                with torch.no_grad():
+                    model[0].weight.abs_()
+                    model[0].bias.fill_(-100.0 if (step, micro) == (2, 1) else 1.0)
+                loss = model(x).square().mean()
+                loss.backward()
+                mon.micro_end(loss, tokens=2)
+            mon.grads_ready()
+            optimizer.zero_grad()
+            mon.step_end()
+            if mon.should_stop:
+                break
+        reason = mon.stop_reason
+    assert step == 2 and reason is not None
+    assert reason.startswith(
+        "rule 'no NaN': output of 2 is not finite in micro-batch 1 of step 2: 8 nan; its inputs were finite; "
+    )
+    first = next(event for event in events_of(tmp_path) if event["kind"] == "nonfinite_output")
+    order = [(one["quantity"], one["micro"]) for one in first["data"]["findings"]]
+    assert order == [("output", 1), ("input", 1), ("loss", 1), ("gradient", None)]
+
+
+def test_an_overflow_is_no_illness_at_the_gate_either(tmp_path: Path) -> None:
+    model, optimizer = make()
+    keys = config(tmp_path, gate="before_update", rules=[{**NO_NAN, "action": "skip_step"}])
+    with trainmon.attach(model, optimizer, keys) as mon:
+        for step in range(1, 4):
+            model(torch.ones(2, 3)).square().mean().backward()
+            if step == 2:
+                model[1].bias.grad[0] = math.inf
+            assert mon.grads_ready(loss_scale=2.0).skip == (step == 2)
+            optimizer.zero_grad()
+            mon.step_end(overflow=step == 2)
+    records = steps_of(tmp_path)
+    assert [record["health/state"] for record in records] == [0, 0, 0]
+    assert [record["health/skipped_steps"] for record in records] == [0, 1, 1]
+
+
+def test_the_last_stage_of_a_pipeline_is_first_in_backward(tmp_path: Path) -> None:
+    model, optimizer = make()
+    with trainmon.attach(model, optimizer, config(tmp_path), stage=3) as mon:
+        train(mon, model, optimizer, 2, {2: math.nan})
+    first = next(event for event in events_of(tmp_path) if event["kind"] == "nonfinite_gradient")
+    assert first["data"]["first"]["place"] == [0, 3]

@@ -107,7 +107,7 @@ def test_defaults_name_what_is_not_finite_once_and_mark_the_run() -> None:
 def test_without_a_finding_the_rule_says_what_it_saw() -> None:
     run = health()
     (alarm, _) = run.report(1, {"loss/global": 1.0, "grad/norm": math.inf}).messages
-    assert alarm.kind == "alarm" and alarm.text == "rule 'nonfinite' at step 1: grad/norm is inf"
+    assert alarm.kind == "alarm" and alarm.text == "rule 'nonfinite': grad/norm is inf"
 
 
 def test_a_loss_scaler_that_skipped_the_step_is_no_alarm() -> None:

@@ -116,7 +116,7 @@ def train(directory: Path, webhook: dict[str, Any], losses: list[float]) -> None
 def test_a_run_tells_the_cause_and_keeps_the_address_to_itself(server: Server, tmp_path: Path) -> None:
     train(tmp_path, {"url": server.url}, [1.0, float("nan"), float("nan")])
     alarm, stop = server.told
-    assert alarm["text"] == "rule 'n' at step 2: loss is nan in micro-batch 0 of step 2"
+    assert alarm["text"] == "rule 'n': loss is nan in micro-batch 0 of step 2"
     assert (alarm["run"], alarm["step"], alarm["kind"]) == ("r", 2, "alarm")
     assert alarm["data"]["series"]["loss/global"] == "NaN", "JSON that any reader takes"
     assert stop["kind"] == "stop" and stop["level"] == "error"

@@ -161,7 +161,8 @@ class Health:
         outcome = Outcome()
         if step <= self._late.step:
             outcome.messages += self._restart(step)
-        if scalars.get("optim/overflow") == 1:
+        excused = scalars.get("optim/overflow") == 1
+        if excused:
             # A loss scaler has found them first: it skipped the update and lowers its scale.
             scalars = {name: value for name, value in scalars.items() if not name.startswith("grad/")}
             findings = [finding for finding in findings if finding.stage != "backward"]
@@ -181,7 +182,7 @@ class Health:
             alarms += before.alarms
         self._tell(alarms, step, outcome)
         self._decide(alarms, step, outcome, late=True)
-        self._follow(step, scalars, judgement, before, findings, outcome)
+        self._follow(step, scalars, judgement, None if excused else before, findings, outcome)
         return outcome
 
     def values(self) -> dict[str, float | None]:
@@ -258,7 +259,7 @@ class Health:
             message = Told(
                 "warning" if change == "raised" else "info",
                 "alarm" if change == "raised" else "alarm_over",
-                f"rule {name!r} at step {step}: {'; '.join(texts[:3])}{more}",
+                f"rule {name!r}{'' if change == 'raised' else ' is over'}: {'; '.join(texts[:3])}{more}",
                 step,
                 {
                     "rule": name,

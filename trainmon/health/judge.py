@@ -218,7 +218,7 @@ class Judge:
         changed = []
         for table in tables:
             known = self._tables.get(table.series)
-            if known is not None and known[0] == table.subjects:
+            if known is not None and (known[0] is table.subjects or known[0] == table.subjects):
                 continue
             names = [concrete_name(table.series, subject) for subject in table.subjects]
             if known is not None and known[1] is not None:
@@ -284,7 +284,7 @@ class Judge:
             else:
                 if watch.standing:
                     watch.quiet_until = step + rule.cooldown
-                    text = f"{series}: no alarm any more"
+                    text = f"{series} after {watch.run} flag{'s' if watch.run > 1 else ''}"
                     judgement.alarms.append(Alarm(rule, series, step, "ended", math.nan, watch.run, text))
                 watch.run, watch.standing = 0, False
             if not watch.run and step >= watch.quiet_until:

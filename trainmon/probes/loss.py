@@ -14,7 +14,7 @@ import numpy as np
 
 from trainmon.backend.base import Lazy
 from trainmon.events import MicroEnd, StepBegin, StepEnd
-from trainmon.findings import Finding
+from trainmon.findings import LAST_CALL, Finding
 from trainmon.frame import Flags, Floats, Frame, Part, Registry, identity, ratio
 from trainmon.probes.base import ProbeContext, Sample
 
@@ -140,7 +140,9 @@ class LossProbe:
         if bad is not None:
             micro, loss = bad
             counts = {"nan" if math.isnan(loss) else "+inf" if loss > 0 else "-inf": 1}
-            self._context.found(Finding(step, "forward", "loss", "", "loss/global", micro, counts=counts))
+            # The loss is what all calls of the forward end in.
+            bad_loss = Finding(step, "forward", "loss", "", "loss/global", micro, LAST_CALL, counts=counts)
+            self._context.found(bad_loss)
 
     def merged(self, frame: Frame) -> None:
         """Counts the steps in which no rank had a token that counts."""

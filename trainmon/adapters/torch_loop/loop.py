@@ -75,6 +75,7 @@ def attach(
     backend: Literal["auto", "host", "torch"] = "auto",
     counts_tokens: bool = True,
     data_rank: int | None = None,
+    stage: int = 0,
     **overrides: Any,
 ) -> TorchLoop:
     """Starts watching a loop; use it as a context manager, or call ``close()`` at the end.
@@ -98,10 +99,12 @@ def attach(
         data_rank: which part of the global batch this rank is fed, any number: ranks with equal numbers are fed the same
             tokens (tensor parallel, the stages of a pipeline). Without it, what layers see of their tokens is counted on
             the ranks with ``counts_tokens``, and on all that see a layer that none of these sees.
+        stage: of the pipeline that this rank runs, from 0: of several ranks with values that are not finite, the first
+            stage is the cause in forward, the last in backward.
         **overrides: top-level configuration keys.
 
     Raises:
-        ConfigError: the configuration is wrong; nothing has begun.
+        ConfigError: the configuration is wrong, or a rule asks for what a loop can't do; nothing has begun.
         TypeError: no torch optimizer is found in ``optimizer``.
         ValueError: the ranks measure different things.
     """
@@ -113,7 +116,7 @@ def attach(
         optimizer,
         monitor,
         TrainBegin(
-            layout=replace(layout, counts_tokens=counts_tokens, data_rank=data_rank),
+            layout=replace(layout, counts_tokens=counts_tokens, data_rank=data_rank, stage=stage),
             resumed_step=resumed_step,
             total_steps=total_steps,
             consumed_tokens=consumed_tokens,
