@@ -236,7 +236,7 @@ def _without_secrets(config: dict[str, Any]) -> dict[str, Any]:
 
 def _versions(host: str) -> dict[str, str]:
     found = {"python": platform.python_version(), "platform": platform.platform()}
-    for package in ("trainmon", "numpy", "rich", "tensorboard", host):
+    for package in ("trainmon", "numpy", "rich", "tensorboard", "pyarrow", "prometheus_client", host):
         try:
             found[package] = version(package)
         except (PackageNotFoundError, ValueError):
