@@ -19,6 +19,7 @@ SKIP: dict[str, Any] = {"gate": "before_update", "rules": [{**STOP, "action": "s
 STORIES: dict[str, tuple[Any, ...]] = {
     "loss": (LATE, ("loss", 2, 3)),
     "gradient": (LATE, ("gradient", 1, 3)),
+    "backward": (LATE, ("backward", 2, 3)),
     "weight": (LATE, ("weight", 3, 3)),
     "device": (LATE, ("gradient", 3, 3), "torch"),
     "gate": (GATE, ("gradient", 1, 3)),
@@ -44,6 +45,12 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, dict[s
             "gradient",
             4,
             "rank 1: gradient of 2.bias is not finite at step 3 (reduced): 1 nan, first at element 1",
+        ),
+        # The reduction brings it to all ranks; hooks have seen where it came from.
+        (
+            "backward",
+            4,
+            "rank 2: gradient of 0.bias is not finite in micro-batch 0 of step 3 (before reduction); 1 more",
         ),
         ("weight", 4, "rank 3: weight of 0.weight is not finite at step 3: 1 +inf, first at element 20"),
         ("device", 5, "rank 3: gradient of 2.bias is not finite at step 3 (reduced): 1 nan"),

@@ -24,7 +24,7 @@ def train(
     """Trains on this rank.
 
     Args:
-        bad: (loss, gradient, weight or kill; rank; step).
+        bad: (loss, backward, gradient, weight or kill; rank; step).
         parallel: under DistributedDataParallel; otherwise ranks that don't communicate.
         pause: seconds that each step takes beside.
     """
@@ -43,23 +43,23 @@ def train(
     rank = distributed.get_rank()
     kind, where, when = bad or ("", -1, -1)
     done, skipped, raised, began = 0, [], None, time.monotonic()
-    keys = {
-        "output_dir": directory,
-        "run_name": "r",
-        "sinks": {"log": False},
-        "health": health,
-        "weights": {"every": 1},
-    }
+    keys = {"output_dir": directory, "run_name": "r", "sinks": {"log": False}, "health": health}
+    keys |= {"weights": {"every": 1}, "gradients": {"device": kind == "backward"}}
     mon: Any = None
     try:
         with trainmon.attach(model, optimizer, keys, backend=backend) as mon:
             for step in range(1, steps + 1):
                 hit = (rank, step) == (where, when)
                 torch.manual_seed(100 * step + rank)
+                # The loss is finite; what comes back through the activation is not.
+                broken = hit and kind == "backward"
+                hook = inner[1].register_forward_hook(_break_gradient) if broken else None
                 loss = model(torch.randn(4, WIDTH)).square().mean()
                 if hit and kind == "loss":
                     loss = loss * float("nan")
                 loss.backward()
+                if hook is not None:
+                    hook.remove()
                 if hit and kind == "gradient":
                     inner[2].bias.grad[1] = float("nan")
                 mon.micro_end(loss, tokens=4)
@@ -90,6 +90,10 @@ def train(
         "state": mon.state_dict()["health"],
         **(read(Path(directory)) if rank == 0 else {}),
     }
+
+
+def _break_gradient(module: Any, inputs: Any, output: Any) -> None:
+    output.register_hook(lambda gradient: gradient * float("nan"))
 
 
 def stories(directory: str, names: dict[str, tuple[Any, ...]]) -> dict[str, dict[str, Any]]:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from trainmon.backend.base import Lazy
 from trainmon.events import GradientAccumulated, GradsReady, MicroEnd, MicroGradient, StepBegin, StepEnd
+from trainmon.findings import Finding
 from trainmon.frame import Floats, Frame, Part, Registry, identity
 from trainmon.probes.base import ProbeContext, Sample, Selected
 
@@ -140,10 +141,32 @@ class UnreducedProbe:
             norms = np.sqrt(np.array([float(square[0]) for square in read]))
             keys = [*own, *sums]
             norms /= np.array([scales.get(micro, scale) for micro, _ in keys])
+            self._find(event.step, list(own), norms[: len(own)])
+            self._find(event.step, list(sums), norms[len(own) :])
             self._write_rows(frame, "micro", list(own), norms[: len(own)])
             self._write_sums(frame, list(sums), norms[len(own) :])
 
         return Sample(lazies, write)
+
+    def _find(self, step: int, keys: list[tuple[int, str]], norms: Floats) -> None:
+        """The first that is not finite, as they came in backward: the reduction gives it to all ranks."""
+        bad = np.flatnonzero(~np.isfinite(norms))
+        if not len(bad):
+            return
+        call = int(bad[0])
+        micro, name = keys[call]
+        finding = Finding(
+            step=step,
+            stage="backward",
+            quantity="gradient",
+            name=name,
+            series="grad/norm_device",
+            micro=micro,
+            call=call,
+            more=sum(keys[index][0] == micro for index in bad) - 1,
+            note="before reduction",
+        )
+        self._context.found(finding)
 
     def _write_sums(self, frame: Frame, keys: list[tuple[int, str]], norms: Floats) -> None:
         """Accumulated gradients: the last ones of each parameter, and by how much each norm grew."""
