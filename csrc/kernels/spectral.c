@@ -10,40 +10,50 @@
 #    define TM_VECTOR_BYTES 16
 #endif
 
-/* A tile of accumulators that fits the registers: 16 of 32, 8 of 16 (a vector of lanes may take several). */
+/* What fits the registers, 32 or 16: forward sums TM_SPECTRAL_ROWS rows times TM_TILE_VECTORS vectors;
+ * backward TM_STRIP_VECTORS vectors of columns times the whole block, or, where that does not fit (0),
+ * TM_TILE_VECTORS at a time for TM_SPECTRAL_ROWS rows. */
 #if defined(__AVX512F__)
-#    define TM_TILE_ROWS 4
 #    define TM_TILE_VECTORS 4
-#elif defined(__AVX2__)
-#    define TM_TILE_ROWS 2
-#    define TM_TILE_VECTORS 2
+#    define TM_STRIP_VECTORS 2
 #else
-#    define TM_TILE_ROWS 1
 #    define TM_TILE_VECTORS 2
+#    define TM_STRIP_VECTORS 0
 #endif
 
-/* Which elements of two vectors of `width` hold the halves [offset, offset + half) of their groups. */
-#define TM_HALVES_2_1(o) (o), (o) + 2
-#define TM_HALVES_4_2(o) (o), (o) + 1, (o) + 4, (o) + 5
-#define TM_HALVES_4_1(o) TM_HALVES_2_1(o), TM_HALVES_2_1((o) + 4)
-#define TM_HALVES_8_4(o) (o), (o) + 1, (o) + 2, (o) + 3, (o) + 8, (o) + 9, (o) + 10, (o) + 11
-#define TM_HALVES_8_2(o) TM_HALVES_4_2(o), TM_HALVES_4_2((o) + 8)
-#define TM_HALVES_8_1(o) TM_HALVES_4_1(o), TM_HALVES_4_1((o) + 8)
-#define TM_HALVES_16_8(o)                                                                                    \
-    (o), (o) + 1, (o) + 2, (o) + 3, (o) + 4, (o) + 5, (o) + 6, (o) + 7, (o) + 16, (o) + 17, (o) + 18,        \
-        (o) + 19, (o) + 20, (o) + 21, (o) + 22, (o) + 23
-#define TM_HALVES_16_4(o) TM_HALVES_8_4(o), TM_HALVES_8_4((o) + 16)
-#define TM_HALVES_16_2(o) TM_HALVES_8_2(o), TM_HALVES_8_2((o) + 16)
-#define TM_HALVES_16_1(o) TM_HALVES_8_1(o), TM_HALVES_8_1((o) + 16)
+/* Which elements of two vectors of so many make the next vector: halves of the vectors, quarters, and within
+ * each 16 bytes pairs of floats, single floats, single doubles; from element o on, each second of its kind.
+ */
+#define TM_FOUR(o) (o), (o) + 1, (o) + 2, (o) + 3
+#define TM_HALVES_4(o) (o), (o) + 1, (o) + 4, (o) + 5
+#define TM_HALVES_8(o) TM_FOUR(o), TM_FOUR((o) + 8)
+#define TM_HALVES_16(o) TM_FOUR(o), TM_FOUR((o) + 4), TM_FOUR((o) + 16), TM_FOUR((o) + 20)
+#define TM_QUARTERS_8(o) TM_HALVES_4(o), TM_HALVES_4((o) + 8)
+#define TM_QUARTERS_16(o) TM_HALVES_8(o), TM_HALVES_8((o) + 16)
+#define TM_PAIRS_OF(o, w) (o), (o) + 1, (o) + (w), (o) + (w) + 1
+#define TM_PAIRS_4(o) TM_PAIRS_OF(o, 4)
+#define TM_PAIRS_8(o) TM_PAIRS_OF(o, 8), TM_PAIRS_OF((o) + 4, 8)
+#define TM_PAIRS_16(o)                                                                                       \
+    TM_PAIRS_OF(o, 16), TM_PAIRS_OF((o) + 4, 16), TM_PAIRS_OF((o) + 8, 16), TM_PAIRS_OF((o) + 12, 16)
+#define TM_FLOATS_OF(o, w) (o), (o) + 2, (o) + (w), (o) + (w) + 2
+#define TM_FLOATS_4(o) TM_FLOATS_OF(o, 4)
+#define TM_FLOATS_8(o) TM_FLOATS_OF(o, 8), TM_FLOATS_OF((o) + 4, 8)
+#define TM_FLOATS_16(o)                                                                                      \
+    TM_FLOATS_OF(o, 16), TM_FLOATS_OF((o) + 4, 16), TM_FLOATS_OF((o) + 8, 16), TM_FLOATS_OF((o) + 12, 16)
+#define TM_DOUBLES_OF(o, w) (o), (o) + (w)
+#define TM_DOUBLES_2(o) TM_DOUBLES_OF(o, 2)
+#define TM_DOUBLES_4(o) TM_DOUBLES_OF(o, 4), TM_DOUBLES_OF((o) + 2, 4)
+#define TM_DOUBLES_8(o)                                                                                      \
+    TM_DOUBLES_OF(o, 8), TM_DOUBLES_OF((o) + 2, 8), TM_DOUBLES_OF((o) + 4, 8), TM_DOUBLES_OF((o) + 6, 8)
 
-/* A level of the lanes' tree over u[0 .. count). */
-#define TM_FOLD(halves, half)                                                                                \
+/* A level of the lanes' tree over u[0 .. count): vectors 2i and 2i + 1 become one. Permutations that stay
+ * within 16 bytes or move 16 bytes whole take half a cycle, free ones across the vector two (Zen 4). */
+#define TM_FOLD(kind, distance)                                                                              \
     for (size_t i = 0; 2 * i < count; i++) {                                                                 \
-        const size_t second = 2 * i + 1 < count ? 2 * i + 1 : 2 * i;                                         \
-        u[i] = __builtin_shufflevector(u[2 * i], u[second], halves(0)) +                                     \
-               __builtin_shufflevector(u[2 * i], u[second], halves(half));                                   \
+        u[i] = __builtin_shufflevector(u[2 * i], u[2 * i + 1], kind(0)) +                                    \
+               __builtin_shufflevector(u[2 * i], u[2 * i + 1], kind(distance));                              \
     }                                                                                                        \
-    count = (count + 1) / 2;
+    count /= 2;
 
 #define TM_REAL float
 #define TM_REAL_BYTES 4
@@ -72,7 +82,9 @@ static void spectral_gram(const double (*y)[TM_SPECTRAL_BLOCK], size_t rows, dou
 const tm_spectral_kernels TM_TIERED(tm_spectral_kernels_) = {
     .forward_f32 = spectral_forward_f32,
     .backward_f32 = spectral_backward_f32,
+    .fold_f32 = spectral_fold_f32,
     .forward_f64 = spectral_forward_f64,
     .backward_f64 = spectral_backward_f64,
+    .fold_f64 = spectral_fold_f64,
     .gram = spectral_gram,
 };
