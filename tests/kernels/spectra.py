@@ -59,6 +59,19 @@ SPECTRA: dict[str, Callable[[int, np.random.Generator], Array]] = {
     "rank 3": lambda k, rng: np.where(np.arange(k) < 3, 1 - 0.2 * np.arange(k), 0.0),
 }
 
+# Spectra of the tests of reads only: the campaigns draw from SPECTRA. A trained weight is taken as a leader, values
+# that fall from `gap` like a power of their number, and the bulk of a random matrix below them.
+READS: dict[str, Callable[[int, np.random.Generator], Array]] = {
+    "gap .99": lambda k, rng: np.concatenate([[1.0], 0.99 * _bulk(k - 1)]),
+    "trained embedding": lambda k, rng: _trained(k, 0.3, 0.5),
+    "trained ffn": lambda k, rng: _trained(k, 0.6, 0.5),
+    "trained attention": lambda k, rng: _trained(k, 0.9, 0.3),
+}
+
+
+def _trained(k: int, gap: float, power: float) -> Array:
+    return np.concatenate([[1.0], np.maximum(gap * np.arange(1.0, k) ** -power, 0.15 * _bulk(k - 1))])
+
 
 def orthonormal(m: int, k: int, rng: np.random.Generator) -> Array:
     return np.linalg.qr(rng.standard_normal((m, k)))[0]
@@ -67,7 +80,7 @@ def orthonormal(m: int, k: int, rng: np.random.Generator) -> Array:
 def planted(m: int, n: int, spectrum: str, rng: np.random.Generator) -> Array:
     """An m x n float64 matrix with these singular values and random singular vectors."""
     k = min(m, n)
-    return (orthonormal(m, k, rng) * SPECTRA[spectrum](k, rng)) @ orthonormal(n, k, rng).T
+    return (orthonormal(m, k, rng) * (SPECTRA | READS)[spectrum](k, rng)) @ orthonormal(n, k, rng).T
 
 
 def _warm(kind: str, matrix: Array, rng: np.random.Generator) -> Any:
