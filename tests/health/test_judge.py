@@ -147,21 +147,19 @@ def test_series_may_come_later_and_need_not_be_due() -> None:
     assert [(x.series, x.change) for x in both] == [("a", "ended")], "b was null: its alarm stands"
 
 
-def test_tables_are_judged_row_by_row_and_start_anew_when_rows_change() -> None:
+def test_tables_are_judged_row_by_row_whichever_rows_they_have() -> None:
     judge = Judge([Rule("r", ("grad/norm/*",), "threshold", ABOVE)])
 
-    def table(names: str, *values: float) -> Table:
-        valid = np.array([value == value for value in values])
-        return Table("grad/norm/<p>", "gradients", "1", tuple(names), np.array(values), valid)
+    def look(step: int, **rows: float) -> list[tuple[str, str]]:
+        values = np.array(list(rows.values()))
+        table = Table("grad/norm/<p>", "gradients", "1", tuple(rows), values, ~np.isnan(values))
+        return [(alarm.series, alarm.change) for alarm in judge.look(step, {}, [table]).alarms]
 
-    def look(step: int, shown: Table) -> list[tuple[str, str]]:
-        judge.take_tables([shown])
-        return [(alarm.series, alarm.change) for alarm in judge.look(step, {}, [shown]).alarms]
-
-    assert look(1, table("ab", 1.0, 9.0)) == [("grad/norm/b", "raised")]
-    assert look(2, table("ab", 7.0, math.nan)) == [("grad/norm/a", "raised")], "NaN stands for null here"
-    assert look(3, table("ab", 1.0, 1.0)) == [("grad/norm/a", "ended"), ("grad/norm/b", "ended")]
-    assert judge.take_tables([table("abc", 1.0, 1.0, 1.0)]) == ["grad/norm/<p>"]
+    assert look(1, a=1.0, b=9.0) == [("grad/norm/b", "raised")]
+    assert look(2, a=7.0, b=math.nan) == [("grad/norm/a", "raised")], "NaN stands for null here"
+    assert look(3, a=1.0) == [("grad/norm/a", "ended")], "b is not there: its alarm stands"
+    assert look(4, c=9.0, b=1.0, a=1.0) == [("grad/norm/b", "ended"), ("grad/norm/c", "raised")]
+    assert look(5, b=9.0, c=9.0) == [("grad/norm/b", "raised"), ("grad/norm/c", "standing")]
 
 
 @pytest.mark.parametrize(
@@ -213,6 +211,28 @@ def test_state_restored_anywhere_goes_on_alike(cut: int) -> None:
     found = [repr(second.look(step, rows[step - 1])) for step in range(cut + 1, 121)]
     assert found == expected[cut:]
     assert "raised" in "".join(found), "the story must hold something to say"
+
+
+def test_state_of_tables_goes_on_alike() -> None:
+    rules = [Rule("r", ("grad/norm/*",), "ewma", {"log": 1.0, "warmup": 8.0}, consecutive=2)]
+    rng = np.random.default_rng(2)
+
+    def table(step: int) -> Table:
+        names = ("a", "b", "c") if step % 3 else ("c", "a")
+        values = np.exp(rng.normal(size=len(names)) + (4 if step > 40 else 0))
+        return Table("grad/norm/<p>", "gradients", "1", names, values, np.ones(len(names), np.bool_))
+
+    one, other = Judge(rules), Judge(rules)
+    tables = [table(step) for step in range(1, 61)]
+    for step in range(1, 42):
+        one.look(step, {}, [tables[step - 1]])
+    assert other.load_state_dict(json.loads(json.dumps(one.state_dict())))
+    said = []
+    for step in range(42, 61):
+        mine, theirs = (judge.look(step, {}, [tables[step - 1]]).alarms for judge in (one, other))
+        assert repr(mine) == repr(theirs)
+        said += mine
+    assert {alarm.series for alarm in said} == {"grad/norm/a", "grad/norm/b", "grad/norm/c"}
 
 
 def test_a_state_of_other_rules_is_not_taken() -> None:

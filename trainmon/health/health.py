@@ -167,9 +167,6 @@ class Health:
             scalars = {name: value for name, value in scalars.items() if not name.startswith("grad/")}
             findings = [finding for finding in findings if finding.stage != "backward"]
         outcome.messages += self._episode.follow(step, findings, looked)
-        for series in self._late.take_tables(tables):
-            text = f"the values of {series} belong to other names now: their detectors start anew"
-            outcome.messages.append(Told("info", "health_restarted", text, step))
         cause = self._episode.cause
         found = {finding.series: cause.text for finding in findings} if cause else {}
         judgement = self._late.look(step, scalars, tables, found)

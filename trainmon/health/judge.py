@@ -78,23 +78,19 @@ class _Flag:
 
 
 class _Group:
-    """Series that were first seen together, in one bank."""
+    """Series that were first seen together, in one bank: scalars, or rows of one table."""
 
     def __init__(
-        self,
-        names: Sequence[str],
-        owners: Sequence[int | None],
-        bank: DetectorBank,
-        table: tuple[str, tuple[str, ...]] | None = None,
+        self, names: Sequence[str], owners: Sequence[int | None], bank: DetectorBank, table: str | None = None
     ) -> None:
         self.names, self.owners, self.bank, self.table = tuple(names), tuple(owners), bank, table
-        self._valid: Flags = np.ones(len(names), np.bool_)
         self.places = {name: index for index, name in enumerate(names)}
+        self._valid: Flags = np.ones(len(names), np.bool_)
+        self._subjects: tuple[str, ...] | None = None
+        self._rows = self._columns = np.empty(0, np.int64)
 
     @classmethod
-    def of(
-        cls, names: Sequence[str], rules: Sequence[Rule], table: tuple[str, tuple[str, ...]] | None
-    ) -> _Group:
+    def of(cls, names: Sequence[str], rules: Sequence[Rule], table: str | None = None) -> _Group:
         # The first detector marks what is not finite, for all rules.
         detectors, owners = [Detector("nonfinite", {}, names)], list[int | None]([None])
         for number, rule in enumerate(rules):
@@ -122,6 +118,17 @@ class _Group:
             for event, detection in zip(events, self.bank.describe(events), strict=True):
                 yield self.owners[int(event["detector"])], detection
 
+    def rows(self, table: Table) -> tuple[Floats, Flags]:
+        """This group's values of a table, whichever rows it has in this step and in whatever order."""
+        if self._subjects is not table.subjects:
+            names = [concrete_name(table.series, subject) for subject in table.subjects]
+            pairs = [(self.places[name], row) for row, name in enumerate(names) if name in self.places]
+            both = np.array(pairs, np.int64).reshape(-1, 2)
+            self._rows, self._columns, self._subjects = both[:, 0], both[:, 1], table.subjects
+        values, valid = np.zeros(len(self.names)), np.zeros(len(self.names), np.bool_)
+        values[self._rows], valid[self._rows] = table.values[self._columns], table.valid[self._columns]
+        return values, valid
+
     def skip(self) -> None:
         """The series were not due."""
         self._valid = np.zeros(len(self.names), np.bool_)
@@ -142,7 +149,7 @@ class Judge:
         self.rules = tuple(rules)
         self.step = 0
         self._groups: list[_Group] = []
-        self._tables: dict[str, tuple[tuple[str, ...], _Group | None]] = {}
+        self._subjects: dict[str, tuple[str, ...]] = {}  # of each table, as seen last
         self._seen: set[str] = set()
         self._watches: dict[tuple[int, str], _Watch] = {}
 
@@ -166,10 +173,14 @@ class Judge:
                 with the detector ``nonfinite``, whatever the series' own value.
         """
         self.step = step
-        self._grow(scalars)
+        shown = {table.series: table for table in tables}
+        self._grow(scalars, None)
+        for table in shown.values():
+            if self._subjects.get(table.series) is not table.subjects:
+                self._subjects[table.series] = table.subjects
+                self._grow([concrete_name(table.series, one) for one in table.subjects], table.series)
         flags: dict[tuple[int, str], _Flag] = {}
         judgement = Judgement()
-        shown = {table.series: table for table in tables}
         for group in self._groups:
             columns = self._values(group, scalars, shown)
             if columns is None:
@@ -193,44 +204,25 @@ class Judge:
 
     # -- values -----------------------------------------------------------------------------------------------------
 
-    def _grow(self, scalars: Mapping[str, float | None]) -> None:
+    def _grow(self, names: Iterable[str], table: str | None) -> None:
         """Series that were not there before get detectors of their own."""
-        fresh = [name for name in scalars if name not in self._seen]
+        fresh = [name for name in names if name not in self._seen]
         self._seen.update(fresh)
-        names = [name for name in fresh if self.watches(name)]
-        if names:
-            self._groups.append(_Group.of(names, self.rules, None))
+        watched = [name for name in fresh if self.watches(name)]
+        if watched:
+            self._groups.append(_Group.of(watched, self.rules, table))
 
     def _values(
-        self, group: _Group, scalars: Mapping[str, float | None], shown: dict[str, Table]
+        self, group: _Group, scalars: Mapping[str, float | None], shown: Mapping[str, Table]
     ) -> tuple[Floats, Flags] | None:
         if group.table is not None:
-            table = shown.get(group.table[0])
-            return None if table is None else (table.values, table.valid)
+            table = shown.get(group.table)
+            return None if table is None else group.rows(table)
         values = [scalars.get(name) for name in group.names]
         valid = np.array([value is not None for value in values])
         if not valid.any():
             return None
         return np.array([0.0 if value is None else value for value in values]), valid
-
-    def take_tables(self, tables: Sequence[Table]) -> list[str]:
-        """Makes detectors for tables that rules watch; returns those whose subjects changed, which start anew."""
-        changed = []
-        for table in tables:
-            known = self._tables.get(table.series)
-            if known is not None and (known[0] is table.subjects or known[0] == table.subjects):
-                continue
-            names = [concrete_name(table.series, subject) for subject in table.subjects]
-            if known is not None and known[1] is not None:
-                self._groups.remove(known[1])
-                changed.append(table.series)
-            group = None
-            if any(self.watches(name) for name in names):
-                group = _Group.of(names, self.rules, (table.series, table.subjects))
-                self._groups.append(group)
-                self._seen.update(names)
-            self._tables[table.series] = table.subjects, group
-        return changed
 
     # -- flags and alarms -------------------------------------------------------------------------------------------
 
@@ -307,7 +299,7 @@ class Judge:
                 {
                     "names": list(group.names),
                     "owners": list(group.owners),
-                    "table": None if group.table is None else [group.table[0], list(group.table[1])],
+                    "table": group.table,
                     "bank": base64.b64encode(group.bank.state.astype("<i8").tobytes()).decode(),
                 }
                 for group in self._groups
@@ -330,11 +322,10 @@ class Judge:
         groups = []
         for entry in state["groups"]:
             words = np.frombuffer(base64.b64decode(entry["bank"]), "<i8").astype(np.int64)
-            table = None if entry["table"] is None else (entry["table"][0], tuple(entry["table"][1]))
             bank = DetectorBank.from_state(words, entry["names"])
             if len(entry["owners"]) != len(bank.detectors):
                 raise ValueError("the state of the rules is damaged: a bank has other detectors than it says")
-            groups.append(_Group(entry["names"], entry["owners"], bank, table))
+            groups.append(_Group(entry["names"], entry["owners"], bank, entry["table"]))
         self._groups = groups
         self._seen = {name for group in groups for name in group.names}
         self._tables = {
