@@ -219,7 +219,7 @@ def test_state_of_tables_goes_on_alike() -> None:
 
     def table(step: int) -> Table:
         names = ("a", "b", "c") if step % 3 else ("c", "a")
-        values = np.exp(rng.normal(size=len(names)) + (4 if step > 40 else 0))
+        values = np.exp(rng.normal(size=len(names)) + (30 if step > 40 else 0))
         return Table("grad/norm/<p>", "gradients", "1", names, values, np.ones(len(names), np.bool_))
 
     one, other = Judge(rules), Judge(rules)
