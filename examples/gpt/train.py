@@ -15,6 +15,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import torch
@@ -69,7 +70,8 @@ class NoMonitor:
 
     def micro_end(self, **_facts: Any) -> None: ...
 
-    def grads_ready(self) -> None: ...
+    def grads_ready(self) -> SimpleNamespace:
+        return SimpleNamespace(skip=False)
 
     def step_end(self, **_facts: Any) -> None: ...
 
@@ -131,9 +133,9 @@ class Training:
                 loss = self.model.loss(micro.inputs, micro.targets)
             (loss * (micro.tokens / tokens)).backward()  # type: ignore[no-untyped-call]
             mon.micro_end(loss=loss.detach(), tokens=micro.tokens)
-        mon.grads_ready()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
-        self.optimizer.step()
+        if not mon.grads_ready().skip:  # a health rule may say so
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
+            self.optimizer.step()
         self.schedule.step()
         self.optimizer.zero_grad(set_to_none=True)
         mon.step_end(samples=len(micros) * self.config.batch)
@@ -238,6 +240,8 @@ def train(training: Training, monitor: str | None) -> int:
             with mon:
                 for _ in range(steps):
                     training.step(mon)
+                    if mon.should_stop:
+                        break
         finally:  # after Ctrl-C, too
             mon.print_summary()
     show_results(training)

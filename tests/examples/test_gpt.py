@@ -142,7 +142,7 @@ def test_numbers_are_those_of_the_training(finished: Any, demo: Any) -> None:
         def micro_end(self, *, loss: Any, tokens: int) -> None:
             self.micros.append((loss.item(), tokens))
 
-        def grads_ready(self) -> None:
+        def grads_ready(self) -> Any:
             gradients = [parameter.grad.double() for parameter in training.model.parameters()]
             tokens = sum(count for _, count in self.micros)
             self.consumed += tokens
@@ -155,6 +155,7 @@ def test_numbers_are_those_of_the_training(finished: Any, demo: Any) -> None:
                 }
             )
             self.micros.clear()
+            return super().grads_ready()
 
     recorder = Recorder()
     threads = torch.get_num_threads()
