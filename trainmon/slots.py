@@ -15,6 +15,7 @@ from trainmon.probes.loss_parts import LossPartsProbe
 from trainmon.probes.moe import MoeProbe
 from trainmon.probes.moments import MomentsProbe
 from trainmon.probes.optim import OptimProbe
+from trainmon.probes.spectral import SpectralProbe
 from trainmon.probes.throughput import ThroughputProbe
 from trainmon.probes.timing import TimingProbe
 from trainmon.probes.unreduced import UnreducedProbe
@@ -196,6 +197,19 @@ def _all_slots(config: TrainMonitorConfig) -> list[Slot]:
                 placement=moe.placement,
                 span=moe.span,
                 hold=moe.hold,
+            )
+        )
+    if config.spectral is not None:
+        spectral = config.spectral
+        add(
+            SpectralProbe(
+                config.selection("spectral"),
+                stable_rank=spectral.stable_rank,
+                sigma=spectral.sigma,
+                eigenvalue=spectral.eigenvalue,
+                elements=spectral.elements,
+                tolerance=spectral.tolerance,
+                epsilon=spectral.epsilon,
             )
         )
     if config.throughput is not None:

@@ -308,6 +308,8 @@ FULL: dict[str, Any] = {
                 "target": ["y"], "exclude": [], "invert": False},
     "updates": {"every": 8, "window": None, "norm": False, "ratio": False, "zero_share": False, "per_parameter": True,
                 "adam": True, "source": "model", "target": ["y"], "exclude": [], "invert": False},
+    "spectral": {"every": 8, "window": None, "stable_rank": False, "sigma": False, "eigenvalue": True, "elements": 5,
+                 "tolerance": 0.1, "epsilon": 1e-3, "target": ["y"], "exclude": [], "invert": False},
     "activations": {"every": 5, "window": None, "forward": False, "backward": True, "input": True, "output": False,
                     "norm": False, "absmax": False, "nonfinite": False, "target": ["y"], "exclude": [], "invert": False},
     "attention": {"every": 6, "window": None, "hooks": False, "layers": ["mixer"], "rows": 3, "tracked": ["peak"],

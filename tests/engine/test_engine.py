@@ -262,7 +262,7 @@ def test_the_learning_rate_is_shown_with_the_loss_and_with_the_gradients(tmp_pat
 
 def test_a_section_that_is_not_built_yet_says_so() -> None:
     with pytest.raises(ConfigError, match="not built yet"):
-        TrainMonitor({"spectral": {"every": 10}})
+        TrainMonitor({"profiler": {"every": 10}})
 
 
 @pytest.mark.parametrize(

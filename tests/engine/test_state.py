@@ -678,3 +678,69 @@ def test_a_part_that_reentrant_checkpointing_runs_twice_has_no_norm_of_a_micro_b
     assert rows[1, "weight"]["grad/norm_local"] == pytest.approx(truth, rel=1e-6)
     assert rows[1, "weight@0"]["grad/norm_increment"] == pytest.approx(truth, rel=1e-6)
     assert rows[1, "weight@0"].get("grad/norm_micro") is None
+
+
+# ---- spectra ----
+
+
+def singular(tensor: Any) -> Any:
+    return torch.linalg.svdvals(tensor.detach().double())
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_stable_ranks_and_singular_values_of_matrices_in_turns(tmp_path: Path, backend: str) -> None:
+    torch.manual_seed(0)
+    shapes = {"a": (40, 300), "b": (300, 300), "c": (3, 20, 30), "flat": (7,), "d": (280, 290)}
+    model = torch.nn.ParameterDict({name: torch.randn(shape) for name, shape in shapes.items()})
+    with torch.no_grad():
+        model["c"][1] = 0
+        for one in (model["a"], model["b"], model["d"]):
+            one += 4 * torch.outer(torch.randn(len(one)), torch.randn(one.shape[1])) / math.sqrt(one.shape[1])
+    matrices = {"a": 0, "b": 0, "c[0]": 0, "c[1]": 1, "c[2]": 2, "d": 0}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    spectral = {"every": 1, "eigenvalue": True, "elements": 90_000}
+    with attach(tmp_path, model, optimizer, backend, spectral=spectral) as mon:
+        for _ in range(9):
+            for parameter in model.values():
+                parameter.grad = torch.randn_like(parameter)
+            optimizer.step()
+            with torch.no_grad():
+                model["c"][1] = 0
+            mon.step_end()
+    truth = {key: singular(model[key[0]][at] if "[" in key else model[key]) for key, at in matrices.items()}
+    rows = tables(tmp_path, "spectral")
+    steps = {number: [name for at, name in rows if at == number] for number in range(1, 10)}
+    # a fits with nothing beside b; the small ones go together; a zero matrix has no row.
+    assert steps[1] == ["a"] and steps[2] == ["b"] and set(steps[3]) == {"c[0]", "c[2]", "d"}
+    assert steps[4] == ["a"] and steps[7] == ["a"]
+    for name in steps[9]:
+        values, row = truth[name], rows[9, name]
+        rank = float((values**2).sum() / values[0] ** 2)
+        assert row["spectral/sigma"] == pytest.approx(float(values[0]), rel=0.01)
+        assert row["spectral/eigenvalue"] == pytest.approx(float(values[0]) ** 2, rel=0.02)
+        assert rank * (1 - 1e-6) <= row["spectral/stable_rank"] <= rank * 1.02
+        if backend == "host":
+            assert rank * 0.97 <= row["spectral/stable_rank_low"] <= rank * (1 + 1e-6)
+        else:
+            assert row.get("spectral/stable_rank_low") is None
+    assert len(said(tmp_path, "spectral_one_sided")) == (backend == "torch")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_matrix_that_is_not_finite_or_zero_has_no_spectrum(tmp_path: Path, backend: str) -> None:
+    model = torch.nn.ParameterDict({"bad": torch.ones(4, 5), "nil": torch.zeros(4, 5), "good": torch.eye(4)})
+    with torch.no_grad():
+        model["bad"][1, 2] = float("nan")
+    with attach(tmp_path, model, torch.optim.SGD(model.parameters()), backend, spectral={"every": 1}) as mon:
+        mon.step_end()
+    rows = tables(tmp_path, "spectral")
+    assert {name for _, name in rows} == {"good"}
+    assert rows[1, "good"]["spectral/stable_rank"] == pytest.approx(4, rel=1e-4)
+    assert not said(tmp_path, "probe_failed")
+
+
+def test_without_a_matrix_spectral_says_so(tmp_path: Path) -> None:
+    model = torch.nn.ParameterDict({"flat": torch.ones(7)})
+    with attach(tmp_path, model, torch.optim.SGD(model.parameters()), spectral={"every": 1}) as mon:
+        mon.step_end()
+    assert len(said(tmp_path, "spectral_nothing")) == 1

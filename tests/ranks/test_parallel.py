@@ -51,13 +51,34 @@ def test_the_numbers_of_a_single_process(
         assert record["data/tokens"] == 1000 + record["step"] * train.BATCH * train.TOKENS
         assert record["data/consumed_samples"] == record["step"] * train.BATCH
     moments = {"moment/norm/exp_avg", "moment/norm/exp_avg_sq"}
-    assert {series for series, _, _ in alone["rows"]} == {
-        "grad/norm",
-        "weight/norm",
-        "update/ratio",
-    } | moments
-    assert found["rows"] == pytest.approx(alone["rows"], rel=FLOAT_ERROR)
+    rows, expected = (
+        {key: row for key, row in one["rows"].items() if "spectral" not in key[0]} for one in (found, alone)
+    )
+    assert {series for series, _, _ in expected} == {"grad/norm", "weight/norm", "update/ratio"} | moments
+    assert rows == pytest.approx(expected, rel=FLOAT_ERROR)
+    _check_spectra(found["rows"], alone["rows"], cut="fsdp" in kind or "tp" in kind, flat=kind == "fsdp1")
     assert not [event for event in found["events"] if event.get("level") in ("warning", "error")]
+
+
+def _check_spectra(found: dict[Any, Any], alone: dict[Any, Any], *, cut: bool, flat: bool) -> None:
+    """Of whole matrices the same; of pieces an interval that holds the truth; of flat pieces none."""
+    keys = [key for key in alone if key[0] == "spectral/stable_rank"]
+    assert len(keys) == 9
+    for key in keys:
+        low, sigma = ((f"spectral/{what}", *key[1:]) for what in ("stable_rank_low", "sigma"))
+        if flat:
+            assert key not in found
+            continue
+        rank, value = alone[key], found[key]
+        assert value >= rank * (1 - 1e-4)
+        assert found[sigma] <= alone[sigma] * (1 + 1e-4)
+        if found.get(low) is not None:
+            assert found[low] <= rank * (1 + 1e-4)
+        if cut:
+            assert value <= 4 * rank and found[low] >= rank / 4, "as wide as there are pieces, at most"
+        else:
+            assert value == pytest.approx(rank, rel=1e-3)
+            assert found[sigma] == pytest.approx(alone[sigma], rel=1e-3)
 
 
 @pytest.mark.parametrize("bad", [0, 1])

@@ -88,6 +88,7 @@ def run(
             "weights": {"every": 1, "per_parameter": True},
             "moments": {"every": 1, "per_parameter": True},
             "updates": {"every": 1, "per_parameter": True, "adam": True},
+            "spectral": {"every": 1},
             **keys,
         },
         counts_tokens=counts,

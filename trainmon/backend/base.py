@@ -116,6 +116,25 @@ class Backend(Protocol):
         """
         ...
 
+    def spectra(
+        self,
+        matrices: Sequence[Any],
+        states: Sequence[Any | None],
+        seeds: Sequence[int],
+        tolerance: float,
+        epsilon: float,
+    ) -> tuple[Lazy, list[Any]]:
+        """Per matrix W (two dimensions) the sum of its squares, a lower and an upper bound of the largest eigenvalue of
+        W'W, the latter NaN where the backend gives none: shape ``[len(matrices), 3]``; zeros for a zero matrix, NaN for
+        one that is not finite. And the states to pass back.
+
+        Args:
+            states: of the last call on the same matrix; None: there is none.
+            seeds: of the draws, one a matrix.
+            tolerance, epsilon: see :func:`trainmon.stable_rank`.
+        """
+        ...
+
     def scalar(self, value: Any) -> Lazy:
         """One number from anything with one element (Python, NumPy, a tensor of any dtype), shape ``[1]``."""
         ...

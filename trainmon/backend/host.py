@@ -20,6 +20,7 @@ from trainmon.ops import (
     expert_load,
     fingerprint,
     multi_norm,
+    stable_rank,
     tensor_stats,
 )
 from trainmon.ops.attention import sampled_places
@@ -88,6 +89,25 @@ class HostBackend:
 
     def adam_squares(self, steps: Sequence[AdamStep], weights: Sequence[Any]) -> Lazy:
         return _known(np.array([_adam_square(*one) for one in zip(steps, weights, strict=True)]))
+
+    def spectra(
+        self,
+        matrices: Sequence[Any],
+        states: Sequence[Any | None],
+        seeds: Sequence[int],
+        tolerance: float,
+        epsilon: float,
+    ) -> tuple[Lazy, list[Any]]:
+        table = np.zeros((len(matrices), 3))
+        after = []
+        for row, matrix in enumerate(matrices):
+            (found,), state = stable_rank([matrix], states[row], tolerance, epsilon, seeds[row])
+            after.append(state)
+            if found.stopped_by == "nonfinite":
+                table[row] = np.nan
+            elif found.stopped_by != "zero":
+                table[row] = found.norm**2, found.sigma**2, found.norm**2 / found.low
+        return _known(table), after
 
     def scalar(self, value: Any) -> Lazy:
         return _known(np.array([float(value)]))

@@ -16,6 +16,7 @@ import torch
 from trainmon.backend.base import ATTENTION_COLUMNS, Floats, Lazy
 from trainmon.backend.host import prints
 from trainmon.backend.torch_attention import product_sums, rows_given, score_sums
+from trainmon.backend.torch_spectral import block_power, largest_ritz_value
 from trainmon.events import AdamStep
 from trainmon.ops.attention import sampled_places
 
@@ -170,6 +171,29 @@ class TorchBackend:
                 moves.append(_widened(move.add_(weight, alpha=step.decay).mul_(step.lr)))
         squares = self.squares(moves)
         return Lazy(squares.handles, lambda *read: squares.finish(*read)[:, 0])
+
+    def spectra(
+        self,
+        matrices: Sequence[torch.Tensor],
+        states: Sequence[Any | None],
+        seeds: Sequence[int],
+        tolerance: float,
+        epsilon: float,
+    ) -> tuple[Lazy, list[Any]]:
+        with torch.no_grad():
+            found = [block_power(*one) for one in zip(matrices, states, seeds, strict=True)]
+        squares = self.squares(matrices)
+        handles = [self._number(gram).reshape(-1) for grams, _ in found for gram in grams]
+
+        def table(*read: Floats) -> Floats:
+            f = squares.finish(*read[: len(squares.handles)])[:, 0]
+            grams = read[len(squares.handles) :]
+            lows = [largest_ritz_value(*grams[2 * row : 2 * row + 2]) for row in range(len(found))]
+            result = np.stack([f, np.array(lows, np.float64), np.full(len(f), np.nan)], axis=1)
+            result[f == 0] = 0.0
+            return result
+
+        return Lazy((*squares.handles, *handles), table), [state for _, state in found]
 
     def scalar(self, value: Any) -> Lazy:
         if isinstance(value, torch.Tensor) and value.device.type == self.device.type:

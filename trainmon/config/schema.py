@@ -37,6 +37,7 @@ __all__ = [
     "TensorBoardSink",
     "ThroughputConfig",
     "TimingConfig",
+    "SpectralConfig",
     "TrainMonitorConfig",
     "UpdatesConfig",
     "WeightsConfig",
@@ -291,6 +292,32 @@ class MoeConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class SpectralConfig:
+    """Stable rank and largest singular value of weight matrices, which take turns. Keeps two vectors a matrix."""
+
+    every: int | None = key(10, "Every how many steps.", minimum=1, aliases=_STEP_ALIASES)
+    window: Window | None = key(None, f"The steps that are looked at{_INHERIT}.")
+    stable_rank: bool = key(True, "Sum of squares over the largest eigenvalue of W'W, and its lower bound.")
+    sigma: bool = key(True, "The largest singular value.")
+    eigenvalue: bool = key(False, "The largest eigenvalue of W'W.")
+    elements: int = key(
+        1 << 24, "Elements of the matrices that are looked at in one step; at least one matrix is.", minimum=1
+    )
+    tolerance: float = key(0.01, "Half width of the interval over the value.", minimum=1e-6, maximum=0.5)
+    epsilon: float = key(
+        1e-6,
+        "Allowed probability that the lower bound is wrong, a matrix and visit.",
+        minimum=1e-15,
+        maximum=0.5,
+    )
+    target: Patterns | None = key(
+        None, f"Parameters to look at, by name{_INHERIT}.", single=True, nonempty=True
+    )
+    exclude: Patterns | None = key(None, f"Parameters to leave out, by name{_INHERIT}.", single=True)
+    invert: bool | None = key(None, f"Look at what `target` does not match{_INHERIT}.")
+
+
+@dataclass(frozen=True, slots=True)
 class ThroughputConfig:
     """Tokens and samples a second."""
 
@@ -458,6 +485,7 @@ class TrainMonitorConfig:
     weights: WeightsConfig | None = section(WeightsConfig(), "Weights.")
     moments: MomentsConfig | None = section(None, "The optimizer's moments.")
     updates: UpdatesConfig | None = section(None, "What a step does to the weights.")
+    spectral: SpectralConfig | None = section(None, "Spectra of weight matrices.")
     activations: ActivationsConfig | None = section(None, "Activations.")
     attention: AttentionConfig | None = section(None, "Attention logits.")
     moe: MoeConfig | None = section(MoeConfig(), "Mixtures of experts.")
@@ -472,13 +500,19 @@ class TrainMonitorConfig:
         "slash", "How series are named in TensorBoard: by group, or as another tool names them."
     )
 
-    not_built: ClassVar[tuple[str, ...]] = (
-        *("spectral", "memory"),
-        *("collectives", "profiler", "checkpoint", "recovery"),
-    )
+    not_built: ClassVar[tuple[str, ...]] = (*("memory", "collectives", "profiler", "checkpoint", "recovery"),)
 
     def check(self) -> Iterator[tuple[str, str]]:
-        for name in ("gradients", "weights", "moments", "updates", "activations", "attention", "moe"):
+        for name in (
+            "gradients",
+            "weights",
+            "moments",
+            "updates",
+            "spectral",
+            "activations",
+            "attention",
+            "moe",
+        ):
             part = getattr(self, name)
             if part is None:
                 continue
