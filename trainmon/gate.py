@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from trainmon.frame import Flags, Floats, Frame, Registry
+from trainmon.frame import Floats, Frame, Registry
 
 __all__ = ["Gate"]
 
@@ -30,13 +30,17 @@ class Gate:
     def __init__(self, registry: Registry, probes: Sequence[str]) -> None:
         self.frame = Frame(registry)
         self._probes = tuple(probes)
-        self._parts = [part for part in registry.parts.values() if part.early]
+        parts = [part for part in registry.parts.values() if part.early]
         self._series = [
             series
             for series in registry.series.values()
             if series.subjects is None and all(part.early for part in series.parts)
         ]
         self.names = frozenset(series.name for series in self._series)
+        # Where the parts stand in the frame; the frame keeps minima negated, so that they are maxima here.
+        slots = [(part.offset + index, part.reduce) for part in parts for index in range(part.size)]
+        self._places = np.array([place for place, _ in slots], np.int64)
+        self._added = np.array([reduce in ("sum", "cat") for _, reduce in slots], np.bool_)
 
     def probes_of(self, names: Collection[str]) -> frozenset[str]:
         """The probes that series belong to."""
@@ -44,38 +48,27 @@ class Gate:
 
     def row(self, failed: Collection[str]) -> Floats:
         """What this rank knows: values, whether each is known, which probes failed."""
-        columns = [self.frame.get(part) for part in self._parts]
-        return np.concatenate(
-            [
-                *(np.where(valid, values, 0.0) for values, valid in columns),
-                *(valid for _, valid in columns),
-                [float(name in failed) for name in self._probes],
-            ]
-        )
+        known = self.frame.valid[self._places]
+        values = np.where(known, self.frame.values[self._places], 0.0)
+        return np.concatenate([values, known, [float(name in failed) for name in self._probes]])
 
     def take(self, rows: Floats) -> frozenset[str]:
         """Puts what all ranks know into the frame; returns the probes that failed on any of them."""
-        sizes = [part.size for part in self._parts]
-        total, ends = sum(sizes), np.cumsum([0, *sizes])
+        total = len(self._places)
         values, known = rows[:, :total], rows[:, total : 2 * total] > 0
-        for part, start in zip(self._parts, ends, strict=False):
-            columns = slice(start, start + part.size)
-            self.frame.fill(part, *_merged(part.reduce, values[:, columns], known[:, columns]))
+        # NaN stays NaN in both.
+        added = np.where(known, values, 0.0).sum(axis=0)
+        largest = np.where(known, values, -np.inf).max(axis=0)
+        self.frame.values[self._places] = np.where(self._added, added, largest)
+        self.frame.valid[self._places] = np.logical_or.reduce(known, axis=0)
         failed = rows[:, 2 * total :].max(axis=0).tolist()
         return frozenset(name for name, bad in zip(self._probes, failed, strict=True) if bad)
 
-    def scalars(self, due: Collection[str]) -> dict[str, float | None]:
-        """The series of these probes."""
+    def scalars(self, names: Collection[str], probes: Collection[str]) -> dict[str, float | None]:
+        """These series, those of other probes than these left out."""
         with np.errstate(all="ignore"):
-            return {series.name: self.frame.value(series) for series in self._series if series.probe in due}
-
-
-def _merged(reduce: str, values: Floats, known: Flags) -> tuple[Floats, Flags]:
-    """Over the ranks that know a value; NaN stays NaN."""
-    if reduce in ("sum", "cat"):
-        merged = np.where(known, values, 0.0).sum(axis=0)
-    elif reduce == "max":
-        merged = np.where(known, values, -np.inf).max(axis=0)
-    else:
-        merged = np.where(known, values, np.inf).min(axis=0)
-    return merged, np.logical_or.reduce(known, axis=0)
+            return {
+                series.name: self.frame.value(series)
+                for series in self._series
+                if series.name in names and series.probe in probes
+            }

@@ -73,6 +73,8 @@ class Supervision:
     def take_layout(self, registry: Registry) -> None:
         """New series; the detectors of old ones go on."""
         self._gate = Gate(registry, [slot.probe.name for slot in self._askable])
+        self._wanted: frozenset[str] | None = None  # series that rules want before the update
+        self._asked: frozenset[str] = frozenset()  # their probes
         # What a rank has for itself would make ranks decide differently.
         own = [one for one in registry.series.values() if any(part.reduce == "local" for part in one.parts)]
         self._own_tables = {one.name for one in own}
@@ -84,8 +86,10 @@ class Supervision:
         """The probes whose numbers rules want before the update of this step; the same on every rank."""
         if not self.health.gated:
             return []
-        wanted = self._gate.probes_of({name for name in self._gate.names if self.health.wants(name)})
-        return [slot for slot in self._askable if slot.due and slot.probe.name in wanted]
+        if self._wanted is None:
+            self._wanted = frozenset(name for name in self._gate.names if self.health.wants(name))
+            self._asked = self._gate.probes_of(self._wanted)
+        return [slot for slot in self._askable if slot.due and slot.probe.name in self._asked]
 
     def look_before(
         self,
@@ -133,7 +137,7 @@ class Supervision:
         known = {slot.probe.name for slot in slots} - self._gate.take(
             self._group.gather(self._gate.row(bad)).wait()
         )
-        outcome = self.health.look_before(step, self._gate.scalars(known), find)
+        outcome = self.health.look_before(step, self._gate.scalars(self._wanted or (), known), find)
         self._keep(outcome.decision)
         return outcome
 

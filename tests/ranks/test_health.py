@@ -27,6 +27,7 @@ STORIES: dict[str, tuple[Any, ...]] = {
     "raise": ({"rules": [{**STOP, "action": "raise"}]}, ("gradient", 2, 3)),
     "skip": (SKIP, ("gradient", 2, 3)),
     "defaults": ({}, ("gradient", 2, 3)),
+    "probe": (SKIP, ("probe", 2, 3)),
 }
 
 
@@ -111,9 +112,18 @@ def test_the_defaults_report_and_go_on(told: dict[int, dict[str, dict[str, Any]]
     assert ranks[0]["scalars"][2]["health/state"] == 2
 
 
-@pytest.mark.parametrize("on_lost", ["raise", "stop"])
-def test_when_a_rank_is_killed_the_others_leave_in_time(tmp_path: Path, on_lost: str) -> None:
-    health = {"on_lost": on_lost, "timeout": 4}
+def test_what_one_rank_could_not_give_is_null_for_all(told: dict[int, dict[str, dict[str, Any]]]) -> None:
+    ranks = [told[rank]["probe"] for rank in range(4)]
+    assert all(rank["done"] == watched.STEPS and not rank["skipped"] for rank in ranks)
+    losses = [record["loss/global"] for record in ranks[0]["scalars"]]
+    assert losses[2] is None and None not in losses[:2] + losses[3:]
+    (event,) = [event for event in ranks[0]["events"] if event["kind"] == "probe_failed"]
+    assert event["text"].startswith("rank 2: loss: ")
+
+
+@pytest.mark.parametrize(("on_lost", "gate"), [("raise", "late"), ("stop", "before_update")])
+def test_when_a_rank_is_killed_the_others_leave_in_time(tmp_path: Path, on_lost: str, gate: str) -> None:
+    health = {"on_lost": on_lost, "timeout": 4, "gate": gate, "rules": [STOP]}
     arguments = (str(tmp_path), health, ("kill", 1, 2), "auto", False, 12, 0.1)
     found = on_ranks(4, watched.train, *arguments, silent=(1,))
     assert found.keys() == {0, 2, 3}

@@ -24,7 +24,7 @@ def train(
     """Trains on this rank.
 
     Args:
-        bad: (loss, backward, gradient, weight or kill; rank; step).
+        bad: (loss, backward, gradient, weight, probe or kill; rank; step).
         parallel: under DistributedDataParallel; otherwise ranks that don't communicate.
         pause: seconds that each step takes beside.
     """
@@ -62,7 +62,7 @@ def train(
                     hook.remove()
                 if hit and kind == "gradient":
                     inner[2].bias.grad[1] = float("nan")
-                mon.micro_end(loss, tokens=4)
+                mon.micro_end("no number" if hit and kind == "probe" else loss, tokens=4)
                 if mon.grads_ready().skip:
                     skipped.append(step)
                 else:
