@@ -138,6 +138,7 @@ class Run:
                 frames=options.frames,
                 events=options.events,
                 host_every=options.host_every,
+                faults=options.faults,
                 version=_versions("").get("trainmon", ""),
             )
         except (OSError, ValueError) as error:

@@ -332,7 +332,7 @@ FULL: dict[str, Any] = {
               "prometheus": {"every": 11, "textfile": False, "directory": "d", "interval": 0.5, "port": 9,
                              "address": "::1", "per_tensor": True},
               "bridge": {"every": 12, "to": "wandb", "project": "p", "online": True},
-              "blackbox": {"frames": 13, "events": 16, "host_every": 2.0, "directory": "d"},
+              "blackbox": {"frames": 13, "events": 16, "host_every": 2.0, "faults": True, "directory": "d"},
               "queue": 11, "on_full": "block"},
     "tag_style": "megatron",
 }  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import faulthandler
 import json
 import math
 import os
@@ -309,6 +310,54 @@ def test_a_signal_that_ends_the_run_is_told(tmp_path: Path) -> None:
     found = read_box(tmp_path / "r/rank_0/blackbox.bin")
     assert found.end is not None and (found.end["status"], found.end["reason"]) == ("terminated", "SIGTERM")
     assert merge_boxes([found]).summary.endswith("(ended as terminated: SIGTERM)")
+
+
+@pytest.mark.parametrize(
+    ("kill", "words", "status"),
+    [
+        ("import faulthandler; faulthandler._sigsegv()", "Segmentation fault", -signal.SIGSEGV),
+        ("os.abort()", "Aborted", -signal.SIGABRT),
+    ],
+)
+def test_a_fatal_signal_is_told_with_its_stacks(tmp_path: Path, kill: str, words: str, status: int) -> None:
+    script = f"""
+    from trainmon.events import StepBegin, StepEnd, TrainBegin
+    from trainmon.monitor import TrainMonitor
+    mon = TrainMonitor({{"output_dir": str(directory), "run_name": "r", "sinks": {{"blackbox": {{"faults": True}}}}}})
+    mon.begin(TrainBegin(resumed_step=int(sys.argv[2])))
+    mon.handle(StepBegin(1, 1.0))
+    def the_culprit():
+        {kill}
+    if sys.argv[2] == "0":
+        the_culprit()
+    mon.close()
+    """
+    assert finish(start(script, tmp_path, 0))[0] == status
+    found = read_box(tmp_path / "r/rank_0/blackbox.bin")
+    assert found.fault == words and "the_culprit" in found.faults
+    assert merge_boxes([found]).summary == f"stopped at step 1: step begun ({words})"
+    # The next life begins with an empty file and leaves none behind; the older life's stays with its box.
+    assert finish(start(script, tmp_path, 1))[0] == 0
+    assert read_box(tmp_path / "r/rank_0/blackbox_life1.bin").fault == words
+    assert read_box(tmp_path / "r/rank_0/blackbox.bin").fault is None
+    names = sorted(path.name for path in (tmp_path / "r/rank_0").iterdir() if "faults" in path.name)
+    assert names == ["faults_life1.txt"]
+
+
+def test_a_fault_handler_in_use_is_left_alone(tmp_path: Path) -> None:
+    with (tmp_path / "own.txt").open("w") as own:
+        was = faulthandler.is_enabled()
+        faulthandler.enable(own)
+        try:
+            box = box_at(tmp_path / "box", faults=True)
+            box.end("completed", step=0)
+            assert faulthandler.is_enabled() and [path.name for path in (tmp_path / "box").iterdir()] == [
+                "blackbox.bin"
+            ]
+        finally:
+            faulthandler.disable()
+            if was:
+                faulthandler.enable(sys.__stderr__)
 
 
 def test_a_directory_that_vanishes_costs_the_box_only(tmp_path: Path) -> None:

@@ -83,6 +83,8 @@ def _row(view: RankView, newest: float) -> list[str | Text]:
     state = f"{end.get('status')}" if view.state == "ended" else view.state
     if view.state == "ended" and end.get("reason"):
         state += f": {literal(str(end['reason']))}"
+    if view.state in ("gone", "unknown") and box.fault is not None:
+        state += f": {literal(box.fault)}"
     values = [_value(frame.values.get(name)) if frame is not None else "-" for name in _VALUES]
     return [
         str(box.rank),
@@ -116,6 +118,9 @@ def _details(console: Console, box: Box) -> None:
     console.print(table)
     for said in box.messages:
         console.print(Text(f"{_clock(said.time)} step {said.step}: {said.level}: {literal(said.text)}"))
+    if box.faults:
+        for line in box.faults.splitlines():
+            console.print(Text(literal(line)))
     if box.torn:
         torn = ", ".join(f"{count} of {ring}" for ring, count in box.torn.items())
         console.print(Text(f"records that were not whole: {torn}"))

@@ -426,6 +426,10 @@ class BlackBox:
     frames: int = key(64, "So many of the last steps' values are kept.", minimum=1, maximum=1 << 16)
     events: int = key(4096, "So many of the last phase marks are kept.", minimum=16, maximum=1 << 20)
     host_every: float = key(1.0, "Seconds between two looks at memory, threads and load.", minimum=0)
+    faults: bool = key(
+        False,
+        "Let Python's fault handler write the stacks of a fatal signal (segmentation fault, abort) beside the box.",
+    )
     directory: str | None = key(
         None, "Where the boxes are, e.g. on the node's own disk; null: the directory of the run."
     )

@@ -17,11 +17,14 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 __all__ = [
+    "BOX",
     "END",
     "EVENT",
+    "FAULTS",
     "FORMAT",
     "FRAME",
     "HEADER",
@@ -34,9 +37,11 @@ __all__ = [
     "NAMES",
     "WIDTH",
     "Ring",
+    "faults_of",
     "rings",
 ]
 
+BOX, FAULTS = "blackbox.bin", "faults.txt"
 MAGIC = b"TMBLACK1"
 FORMAT = 1
 HEADER, END, NAMES = 8192, 1024, 65536
@@ -60,6 +65,11 @@ WIDTH = 512
 _VALUE = 8 + 1 + 2
 _TEXT = 512
 LEVELS = ("info", "warning", "error")
+
+
+def faults_of(box: Path) -> Path:
+    """Where the stacks of a fatal signal stand that ended the process of a box."""
+    return box.with_name(box.name.replace("blackbox", "faults", 1)).with_suffix(".txt")
 
 
 @dataclass(frozen=True, slots=True)

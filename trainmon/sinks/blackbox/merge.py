@@ -193,18 +193,23 @@ def _first_said(first: list[RankView], rest: list[RankView], ranks: int) -> str:
         if len(first) == ranks:
             return f"running, all at the same place ({where})"
         return f"running; {_ranks(first)} {_verb(first, 'is', 'are')} behind ({where})"
-    how = {"gone": "left no word", "running": "still running", "unknown": "left no word"}
-    said = {
-        how.get(view.state)
-        or f"ended as {(view.box.end or {}).get('status')}: {(view.box.end or {}).get('reason')}"
-        for view in first
-    }
-    words = " or ".join(sorted(said))
+    words = " or ".join(sorted({_ending(view) for view in first}))
     if ranks == 1:
         return f"stopped at {where} ({words})"
     if len(first) == ranks:
         return f"all ranks stopped at the same place, {where} ({words})"
     return f"{_ranks(first)} stopped first, at {where} ({words})"
+
+
+def _ending(view: RankView) -> str:
+    """How a rank ended, as far as it is known."""
+    if view.state == "running":
+        return "still running"
+    if view.state == "ended":
+        end = view.box.end or {}
+        reason = f": {end['reason']}" if end.get("reason") else ""
+        return f"ended as {end.get('status')}{reason}"
+    return view.box.fault or "left no word"
 
 
 def _ranks(views: list[RankView]) -> str:
@@ -227,6 +232,7 @@ def _rank_dict(view: RankView) -> dict[str, Any]:
         "pid": box.facts.get("pid"),
         "state": view.state,
         "end": box.end,
+        "fault": box.fault,
         "likely": view.likely,
         "last_complete_step": box.last_complete_step,
         "doing": view.doing,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -25,6 +26,7 @@ from trainmon.sinks.blackbox.layout import (
     MESSAGE,
     NAME,
     Ring,
+    faults_of,
 )
 from trainmon.sinks.blackbox.phases import PHASES, STEP_END
 
@@ -88,6 +90,7 @@ class Box:
         facts: the file's own description.
         end: how the run ended, as it said; None if it left no word.
         torn: records that were being written when the process died, or are spoilt, by ring.
+        faults: what Python's fault handler wrote beside the box; empty if nothing.
     """
 
     path: Path
@@ -98,6 +101,13 @@ class Box:
     messages: list[Said] = field(default_factory=list)
     end: dict[str, Any] | None = None
     torn: dict[str, int] = field(default_factory=dict)
+    faults: str = ""
+
+    @property
+    def fault(self) -> str | None:
+        """The fatal signal in words ("Segmentation fault"); None if none is known."""
+        _, found, rest = self.faults.partition("Fatal Python error: ")
+        return rest.split("\n", 1)[0] if found else None
 
     @property
     def run(self) -> str:
@@ -180,6 +190,8 @@ def read_box(path: str | Path) -> Box:
         int(facts["rank"]), int(facts["life"])
     except (KeyError, TypeError, ValueError, AttributeError, struct.error) as error:
         raise ValueError(f"{path}: its description lacks something: {error}") from error
+    with contextlib.suppress(OSError):
+        box.faults = faults_of(path).read_text(encoding="utf-8", errors="replace")[: 1 << 20]
     names = _names(content[names_at : names_at + names_size])
 
     def seconds(nanoseconds: float) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import faulthandler
 import json
 import logging
 import mmap
@@ -19,15 +20,17 @@ import struct
 import time
 import weakref
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from zlib import crc32
 
 from trainmon.frame import Snapshot
 from trainmon.sinks.base import Message, RunInfo
 from trainmon.sinks.blackbox.host import HostState, boot_id, process_start
 from trainmon.sinks.blackbox.layout import (
+    BOX,
     END,
     EVENT,
+    FAULTS,
     FORMAT,
     FRAME,
     HEADER,
@@ -40,13 +43,13 @@ from trainmon.sinks.blackbox.layout import (
     NAMES,
     WIDTH,
     Ring,
+    faults_of,
     rings,
 )
 from trainmon.sinks.blackbox.phases import PHASES, code_of
 
 __all__ = ["BOX", "BlackBox"]
 
-BOX = "blackbox.bin"
 #: Boxes of earlier lives that stay.
 _KEPT = 8
 _ABSENT, _NULL, _KNOWN = 0, 1, 2
@@ -91,6 +94,8 @@ class BlackBox:
         run: what is known of the run.
         frames, events: how many are kept.
         host_every: seconds between two looks at the host.
+        faults: let Python's fault handler write the stacks of a fatal signal to ``faults.txt`` beside the box, unless it
+            is in use already.
 
     Attributes:
         path: the file.
@@ -108,6 +113,7 @@ class BlackBox:
         frames: int = 64,
         events: int = 4096,
         host_every: float = 1.0,
+        faults: bool = False,
         version: str = "",
     ) -> None:
         self.path = directory / BOX
@@ -127,6 +133,10 @@ class BlackBox:
         directory.mkdir(parents=True, exist_ok=True)
         self._map: mmap.mmap | None = self._make(self._describe(run, version))
         self._host = HostState()
+        self._faults: IO[bytes] | None = None
+        if faults and not faulthandler.is_enabled():
+            self._faults = (directory / FAULTS).open("wb")
+            faulthandler.enable(self._faults)
         _OPEN.add(self)
 
     def _describe(self, run: RunInfo, version: str) -> bytes:
@@ -192,6 +202,8 @@ class BlackBox:
                 number += 1
                 aside = self.path.with_name(f"blackbox_life{life}_{number}.bin")
             os.replace(self.path, aside)
+            with contextlib.suppress(FileNotFoundError):
+                os.replace(self.path.with_name(FAULTS), faults_of(aside))
         earlier = [
             path
             for path in self.path.parent.iterdir()
@@ -199,6 +211,7 @@ class BlackBox:
         ]
         for path in sorted(earlier, key=lambda path: path.stat().st_mtime_ns)[:-_KEPT]:
             path.unlink()
+            faults_of(path).unlink(missing_ok=True)
 
     # -- the training thread ----------------------------------------------------------------------------------------
 
@@ -292,6 +305,11 @@ class BlackBox:
         finally:
             if self._host is not None:
                 self._host.close()
+            if self._faults is not None:
+                faulthandler.disable()
+                self._faults.close()
+                if not os.path.getsize(self._faults.name):
+                    os.unlink(self._faults.name)
 
     def _choose(self, key: tuple[str, ...]) -> tuple[list[str], bytes, struct.Struct]:
         """Of these names those that have, or get, a place among the box's names; cached."""
