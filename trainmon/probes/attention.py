@@ -112,7 +112,7 @@ class AttentionProbe:
     def __init__(self, *, sample_rows: int | None, per_head: bool, tau: float | None) -> None:
         self.stale = False
         self._rows, self._per_head, self._tau = sample_rows, per_head, tau
-        self._layers: dict[str, int] = {}  # that this rank sees: its first head there
+        self._layers: dict[str, int | None] = {}  # that this rank sees: its first head there, once it is seen
         self._heads: dict[str, tuple[int, int]] = {}  # with a row: the first, and one past the last
         self._shared: Collection[str] = ()
         self._owned: Collection[str] = ()
@@ -122,12 +122,12 @@ class AttentionProbe:
     def begin(self, context: ProbeContext) -> None:
         self._context = context
         for layer in context.begin.observed.attention:
-            self._layers[layer.name] = 0
+            self._layers[layer.name] = None
             if layer.heads is not None:
                 self._heads[layer.name] = 0, layer.heads
 
     def held(self) -> Sequence[str]:
-        return [self._piece(layer, first) for layer, first in self._layers.items()]
+        return [self._piece(layer, first) for layer, first in self._layers.items() if first is not None]
 
     def take_owners(self, owned: Collection[str]) -> None:
         self._shared, self._owned = frozenset(self.held()), owned

@@ -235,7 +235,7 @@ def _first_head(module: nn.Module, heads: int) -> int:
     rows (tensor parallel; what FSDP cuts is whole now)."""
     for parameter in module.parameters():
         start = start_along(parameter, 0)
-        if start is not None:
+        if start is not None and parameter.shape[0] > local(parameter).shape[0] > 0:
             return round(start / local(parameter).shape[0] * heads)
     return 0
 

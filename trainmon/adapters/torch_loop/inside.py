@@ -20,9 +20,16 @@ class Inside:
 
     Args:
         micro: the number of the running micro-batch.
+        name_of: the name over all ranks that belongs to a module's name on this one.
     """
 
-    def __init__(self, model: nn.Module, monitor: TrainMonitor, micro: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        monitor: TrainMonitor,
+        micro: Callable[[], int],
+        name_of: Callable[[str], str] | None = None,
+    ) -> None:
         self._monitor, self._micro = monitor, micro
         self._paused = False
         self._left_out: list[tuple[str, Sequence[str]]] = []
@@ -35,7 +42,7 @@ class Inside:
         if config.activations is None and config.attention is None and config.moe is None:
             self.observed = Observed()
             return
-        modules, compiled = hookable(model)
+        modules, compiled = hookable(model, name_of)
         chosen: dict[str, nn.Module] = {}
         if config.activations is not None:
             selection = config.selection("activations")

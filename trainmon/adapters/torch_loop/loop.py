@@ -21,7 +21,7 @@ from trainmon.adapters.base import layout_from_environment
 from trainmon.adapters.torch_loop.accumulation import AccumulationHooks
 from trainmon.adapters.torch_loop.inside import Inside
 from trainmon.adapters.torch_loop.optimizers import OptimizerView, optimizers_of
-from trainmon.adapters.torch_loop.parameters import ParameterList
+from trainmon.adapters.torch_loop.parameters import NameOf, ParameterList, PieceOf
 from trainmon.backend import Backend
 from trainmon.backend.determinism import reproduction
 from trainmon.backend.host import HostBackend
@@ -76,6 +76,8 @@ def attach(
     counts_tokens: bool = True,
     data_rank: int | None = None,
     stage: int = 0,
+    name_of: NameOf | None = None,
+    piece_of: PieceOf | None = None,
     **overrides: Any,
 ) -> TorchLoop:
     """Starts watching a loop; use it as a context manager, or call ``close()`` at the end.
@@ -101,6 +103,10 @@ def attach(
             the ranks with ``counts_tokens``, and on all that see a layer that none of these sees.
         stage: of the pipeline that this rank runs, from 0: of several ranks with values that are not finite, the first
             stage is the cause in forward, the last in backward.
+        name_of: the name over all ranks of a parameter or module, given its name on this one: for experts or stages that
+            every rank numbers from 0.
+        piece_of: which piece of a parameter (name, parameter) this rank holds: equal texts mean equal numbers. For plain
+            tensors that are pieces, such as stacked experts of an expert parallel rank; None: as the tensor says.
         **overrides: top-level configuration keys.
 
     Raises:
@@ -127,6 +133,8 @@ def attach(
         ),
         _choose_backend(model, backend),
         group,
+        name_of,
+        piece_of,
     )
 
 
@@ -168,10 +176,12 @@ class TorchLoop:
         begin: TrainBegin,
         backend: Backend,
         group: Group | None = None,
+        name_of: NameOf | None = None,
+        piece_of: PieceOf | None = None,
     ) -> None:
         self.monitor = monitor
         self._optimizer = optimizer
-        self._list = ParameterList(model, optimizer)
+        self._list = ParameterList(model, optimizer, name_of, piece_of)
         self._view = OptimizerView(optimizer, self._list)
         self._step = begin.resumed_step + 1
         self._micro = 0
@@ -181,9 +191,9 @@ class TorchLoop:
         self._stop = Decision()
         self._skipped = False
         self._handles: list[Any] = []
-        self._model = model
-        self._inside = Inside(model, monitor, lambda: self._micro)
         self._accumulation = AccumulationHooks(self._list, monitor, lambda: self._micro)
+        self._model, self._name_of = model, name_of
+        self._inside = Inside(model, monitor, lambda: self._micro, name_of)
         self._hooked: list[torch.optim.Optimizer] = []
         begin = replace(begin, model=self._list, optimizer=self._view, observed=self._inside.observed)
         monitor.begin(begin, backend, group, host=self)
@@ -473,7 +483,7 @@ class TorchLoop:
     def observe(self) -> Observed:
         """The configuration changes: the engine asks anew what can be looked at."""
         self._inside.remove()
-        self._inside = Inside(self._model, self.monitor, lambda: self._micro)
+        self._inside = Inside(self._model, self.monitor, lambda: self._micro, self._name_of)
         return self._inside.observed
 
     def install(self, step: int) -> None:

@@ -30,7 +30,9 @@ __all__ = ["ModuleHooks", "hookable", "is_repeated", "tensors_in"]
 _DEPTH = 8  # of containers within containers
 
 
-def hookable(model: nn.Module) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
+def hookable(
+    model: nn.Module, name_of: Callable[[str], str] | None = None
+) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
     """Modules below the model by plain name, in its order, and those whose hooks would not be called because they lie
     inside a compiled module. Of a wrapper and what it wraps the wrapper is taken: a repeated forward
     pass goes by it."""
@@ -44,6 +46,7 @@ def hookable(model: nn.Module) -> tuple[dict[str, nn.Module], dict[str, nn.Modul
         known.add(id(module))
         inside = inside or getattr(module, "_compiled_call_impl", None) is not None
         plain = plain_name(name + ".").rstrip(".")
+        plain = plain if name_of is None or not plain else name_of(plain)
         if plain and plain not in found:
             if not inside:
                 found[plain] = module

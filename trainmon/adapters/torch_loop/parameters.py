@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,10 @@ from trainmon.adapters.torch_loop.optimizers import optimizers_of, slots_of
 from trainmon.adapters.torch_loop.shards import FlatShards, gathered, is_partial, local, place
 from trainmon.events import ShardInfo, TensorView
 
-__all__ = ["ParameterList"]
+__all__ = ["NameOf", "ParameterList", "PieceOf"]
+
+NameOf = Callable[[str], str]
+PieceOf = Callable[[str, torch.nn.Parameter], "str | None"]
 
 #: The whole model is listed anew every so many steps, so that replaced modules are found too.
 _RELIST_EVERY = 100
@@ -29,10 +32,19 @@ class ParameterList:
     Args:
         model: names come from it, without wrapper prefixes.
         optimizer: one, a list or a wrapper; what it updates beside the model's parameters gets a name by position.
+        name_of: the name over all ranks that belongs to a name on this one.
+        piece_of: which piece of a parameter this rank holds, where the tensor doesn't tell; None: as it looks.
     """
 
-    def __init__(self, model: torch.nn.Module, optimizer: Any) -> None:
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: Any,
+        name_of: NameOf | None = None,
+        piece_of: PieceOf | None = None,
+    ) -> None:
         self._model, self._optimizer = model, optimizer
+        self._named, self._piece = name_of, piece_of
         self._signature: tuple[int, ...] = ()
         self._age = 0
         self._owned: Collection[str] | None = None  # None: all
@@ -49,6 +61,7 @@ class ParameterList:
         for full_name, parameter in self._model.named_parameters():
             if parameter.requires_grad:
                 name = plain_name(full_name)
+                name = name if self._named is None else self._named(name)
                 # Between FSDP2's forward and backward the model shows gathered parameters: the optimizer has the shards.
                 shard = before.get(name)
                 own = shard if shard is not None and gathered(parameter, shard) else parameter
@@ -89,7 +102,11 @@ class ParameterList:
 
     def pieces(self) -> Sequence[str]:
         flat = FlatShards(self._model)
-        return [flat.piece(parameter) for parameter in self.parameters]
+        found = [flat.piece(parameter) for parameter in self.parameters]
+        if self._piece is None:
+            return found
+        told = [self._piece(name, p) for name, p in zip(self.names, self.parameters, strict=True)]
+        return [own if more is None else f"{more} {own}" for own, more in zip(found, told, strict=True)]
 
     def take_owners(self, owned: Collection[str]) -> None:
         self._owned = owned

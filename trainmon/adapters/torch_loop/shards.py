@@ -45,17 +45,18 @@ def is_partial(tensor: torch.Tensor) -> bool:
 
 
 def start_along(tensor: torch.Tensor, dimension: int) -> int | None:
-    """Where this rank's piece begins along a dimension of a DTensor that is cut along it; None for any other tensor."""
+    """Where this rank's piece begins along a dimension of a DTensor that is cut along it, axis by axis of its mesh; None
+    for any other tensor."""
     if not _is_dtensor(tensor):
         return None
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
-    shape, offset = compute_local_shape_and_global_offset(
-        tensor.shape,
-        tensor.device_mesh,  # type: ignore[attr-defined]
-        tensor.placements,  # type: ignore[attr-defined]
-    )
-    return int(offset[dimension]) if shape[dimension] < tensor.shape[dimension] else None
+    mesh, size = tensor.device_mesh, tensor.shape[dimension]  # type: ignore[attr-defined]
+    start = None
+    for axis, placement in enumerate(tensor.placements):  # type: ignore[attr-defined]
+        if placement.is_shard(dimension % tensor.ndim):
+            piece = -(-size // mesh.size(axis))
+            before = min(mesh.get_local_rank(axis) * piece, size)
+            start, size = (start or 0) + before, min(piece, size - before)
+    return start
 
 
 def gathered(tensor: torch.Tensor, shard: torch.Tensor) -> bool:
