@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import subprocess
 import sys
@@ -50,3 +51,21 @@ def test_it_trains_and_leaves_the_numbers_of_all_ranks(name: str, shares: int, t
     # Windows are at most 64 bytes, and few are shorter.
     assert 0.8 < steps[-1]["data/tokens"] / (STEPS * shares * 8 * 64) <= 1
     assert steps[-1]["data/consumed_samples"] == STEPS * shares * 8
+
+
+def test_a_mixture_of_experts_over_two_ranks(tmp_path: Path) -> None:
+    steps = run("moe", tmp_path)
+    assert steps[-1]["loss/global"] < steps[0]["loss/global"] - 0.3, "it learns"
+    for record in steps:
+        assert 0 <= record["moe/max_vio"] <= 3 and record["moe/dead"] == 0
+        for layer in ("blocks.0.mlp_in", "blocks.1.mlp_in"):
+            assert record["moe/max_vio"] >= record[f"moe/max_vio/{layer}"] >= 0
+            assert record[f"moe/ep_load_vio/{layer}"] <= 1
+    (path,) = (tmp_path / "moe/rank_0/tensors").glob("moe_*.csv")
+    with path.open(newline="") as stream:
+        rows = [row for row in csv.DictReader(stream) if row["step"] == "1" and row["moe/load"]]
+    assert len(rows) == 2 * 4
+    # Every byte of both ranks' windows goes to two experts of each layer; counted targets are few less.
+    windows = sum(float(row["moe/load"]) for row in rows) / 2 / 2
+    assert steps[0]["data/tokens"] <= windows <= 2 * 8 * 64
+    assert [("attention/max_logit" in record) for record in steps[:6]] == [True, *[False] * 3, True, False]
