@@ -1,4 +1,5 @@
-"""``python -m benchmarks [--quick]``: all benchmarks, written to benchmarks/RESULTS.md with the machine described."""
+"""``python -m benchmarks [--quick] [kernels] [overhead]``: written to RESULTS.md and OVERHEAD.md in this folder, with the
+machine described."""
 
 from __future__ import annotations
 
@@ -49,8 +50,6 @@ FAMILIES: list[tuple[str, Callable[[bool], list[Any]]]] = [
     ("Outputs", sinks.measure),
 ]
 
-RESULTS = Path(__file__).with_name("RESULTS.md")
-
 
 def machine() -> str:
     """Processor, cores, versions; what a reader needs to compare figures."""
@@ -75,30 +74,53 @@ def table(rows: list[Any]) -> str:
     return "\n".join(["| measure | value | mark | holds |", "| --- | --- | --- | --- |", *lines])
 
 
+def kernels(quick: bool) -> str:
+    """The page of all kernel families."""
+    families = "\n\n".join(f"## {title}\n\n{table(measure(quick))}" for title, measure in FAMILIES)
+    return f"""# Kernels
+
+{written()}
+Competitors run on the same input in the same run; "read" is a plain prefetching read of the same bytes.
+
+{families}
+"""
+
+
+def step_cost(quick: bool) -> str:
+    """The page of what a training step costs with a monitor."""
+    return f"""# Cost of a training step
+
+{written()}
+What the arms are and how they are measured: `benchmarks/overhead.py`.
+
+{table(overhead.measure(quick))}
+"""
+
+
+def written() -> str:
+    """When and where."""
+    return f"Written by `make bench` on {datetime.date.today().isoformat()}. Machine: {machine()}."
+
+
+PARTS = {"kernels": (kernels, "RESULTS.md"), "overhead": (step_cost, "OVERHEAD.md")}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("parts", nargs="*", help=f"{' or '.join(PARTS)}; both if none is named")
     parser.add_argument(
         "--quick", action="store_true", help="seconds instead of minutes; prints, writes nothing"
     )
     options = parser.parse_args()
-    kernels = "\n\n".join(f"### {title}\n\n{table(measure(options.quick))}" for title, measure in FAMILIES)
-    overhead_rows = overhead.measure(options.quick)
-    text = f"""# Benchmarks
-
-Written by `make bench` on {datetime.date.today().isoformat()}. Machine: {machine()}.
-Competitors run on the same input in the same run; "read" is a plain prefetching read of the same bytes.
-
-## Kernels
-
-{kernels}
-
-## Cost of a training step
-
-{table(overhead_rows)}
-"""
-    print(text)
-    if not options.quick:
-        RESULTS.write_text(text)
+    for name in options.parts:
+        if name not in PARTS:
+            parser.error(f"unknown part {name!r}")
+    for name in options.parts or PARTS:
+        make, page = PARTS[name]
+        text = make(options.quick)
+        print(text, flush=True)
+        if not options.quick:
+            Path(__file__).with_name(page).write_text(text)
     return 0
 
 

@@ -30,6 +30,10 @@ typedef uint64_t tm_strip __attribute__((vector_size(TM_STRIP_BYTES), may_alias,
 #    define TM_LITTLE_STRIP(strip) (strip)
 #endif
 
+/* How rows are copied past the caches: not at all, each from its register, or a few at a time from the first
+ * cache. */
+enum { TM_NOT, TM_REGISTERS, TM_LINES };
+
 /* A strip that is a whole row goes past the caches from its register. */
 TM_INLINE void stream_row(char *to, tm_strip row) {
 #if defined(__AVX512F__)

@@ -6,13 +6,14 @@
 
 /* One strip of rows into consecutive slots. What is handed on through memory arrives some ten cycles later:
  * rows up to four back stay in registers, the oldest giving its place to the new one, and none waits for more
- * than one XOR with the row before it. copying: whole rows go to `copy`, past the caches, as they come by. */
+ * than one XOR with the row before it. TM_REGISTERS: whole rows go to `copy`, past the caches, as they come
+ * by. */
 #define TM_STEP(r, back_1, back_2, back_3, back_4)                                                           \
     row = p[(r) * TM_STRIPS];                                                                                \
     others = TM_LITTLE_STRIP(row) ^ slot[(r) * TM_STRIPS] ^                                                  \
              TM_PASTE(TM_BACK_, TM_TAP_2)(r, back_2, back_3) ^ TM_PASTE(TM_BACK_, TM_TAP_3)(r, back_4);      \
     slot[(r) * TM_STRIPS] = back_4 = others ^ back_1;                                                        \
-    if (copying && TM_STRIPS == 1) {                                                                         \
+    if (copying == TM_REGISTERS && TM_STRIPS == 1) {                                                         \
         stream_row(copy + (r) * TM_PRINT_ROW, row);                                                          \
     }
 TM_INLINE void TM_NAMED(strip)(tm_strip *restrict slot, const tm_strip *restrict p, size_t rows, int first,
@@ -34,7 +35,7 @@ TM_INLINE void TM_NAMED(strip)(tm_strip *restrict slot, const tm_strip *restrict
     for (; rows > 0; rows--, p += TM_STRIPS, slot += TM_STRIPS) {
         *slot ^= TM_LITTLE_STRIP(*p) ^ slot[-TM_TAP_1 * TM_STRIPS] ^ slot[-TM_TAP_2 * TM_STRIPS] ^
                  slot[-TM_TAP_3 * TM_STRIPS];
-        if (copying && TM_STRIPS == 1) {
+        if (copying == TM_REGISTERS && TM_STRIPS == 1) {
             stream_row(copy, *p), copy += TM_PRINT_ROW;
         }
     }
@@ -54,9 +55,9 @@ TM_INLINE void TM_NAMED(run)(void *slot, const void *data, size_t rows, int copy
         }
         TM_NAMED(strip)(to, p, part, 1, copying, copy, ahead);
         for (int strip = 1; strip < TM_STRIPS; strip++) {
-            TM_NAMED(strip)(to + strip, p + strip, part, 0, 0, NULL, NULL);
+            TM_NAMED(strip)(to + strip, p + strip, part, 0, TM_NOT, NULL, NULL);
         }
-        if (copying && TM_STRIPS > 1) {
+        if (copying == TM_LINES || (copying == TM_REGISTERS && TM_STRIPS > 1)) {
             tm_stream_lines(copy, p, part);
         }
         if (copying) {
@@ -82,7 +83,7 @@ TM_NOINLINE void TM_NAMED(rows)(tm_print_window *window, const void *data, size_
     const char *p = data;
     for (size_t turn; rows > 0; rows -= turn, p += turn * TM_PRINT_ROW) {
         void *slot = TM_NAMED(slot)(window, rows, &turn);
-        TM_NAMED(run)(slot, p, turn, 0, NULL, NULL);
+        TM_NAMED(run)(slot, p, turn, TM_NOT, NULL, NULL);
     }
 }
 
@@ -90,10 +91,15 @@ TM_NOINLINE void TM_NAMED(rows_copying)(tm_print_window *window, const void *dat
                                         const void *ahead) {
     const char *p = data, *later = ahead != NULL ? ahead : data;
     char *out = copy;
+    int lines = tm_stream_hinders(copy, data);
     for (size_t turn, done; rows > 0; rows -= turn, p += done, out += done, later += done) {
         void *slot = TM_NAMED(slot)(window, rows, &turn);
         done = turn * TM_PRINT_ROW;
-        TM_NAMED(run)(slot, p, turn, 1, out, later);
+        if (lines) {
+            TM_NAMED(run)(slot, p, turn, TM_LINES, out, later);
+        } else {
+            TM_NAMED(run)(slot, p, turn, TM_REGISTERS, out, later);
+        }
     }
 }
 
