@@ -351,7 +351,7 @@ class TrainMonitor:
             self._outbox.append(Told("warning", "messages_left_out", text, step))
 
     def _found(self, finding: Finding) -> None:
-        if len(self._findings) < _FOUND:
+        if self._supervision is not None and len(self._findings) < _FOUND:
             place = finding.place[0], self._begin_event.layout.stage
             self._findings.append(replace(finding, place=place))
 
@@ -387,6 +387,7 @@ class TrainMonitor:
                 counters={
                     "steps": self._summary.steps,
                     "nonfinite_steps": self._summary.nonfinite_steps,
+                    **({} if self._supervision is None else self._supervision.counters()),
                     "overhead_ns": self.overhead_ns,
                     "host_reads": self._backend.reads,
                     "probes_switched_off": switched_off,

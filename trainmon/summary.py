@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from trainmon.frame import Snapshot
+from trainmon.health.machine import State
 from trainmon.sinks.base import long_time, percent, short_number, short_time, significant, whole_number
 
 __all__ = ["Summary"]
@@ -25,6 +26,8 @@ class Summary:
         token_rate: mean tokens per second, total tokens over total seconds.
         step_seconds: mean step time.
         nonfinite_steps: steps with a non-finite loss or gradient.
+        health: the last state; ``unhealthy_step`` is the first step at which the run was unhealthy.
+        skipped_steps: updates that rules have skipped.
         overhead_share: seconds inside trainmon over step seconds.
         largest_norm: of ``grad/norm``, with ``largest_norm_step``.
         switched_off: probes and sinks that failed too often.
@@ -42,6 +45,9 @@ class Summary:
     token_rate: float | None = None
     step_seconds: float | None = None
     nonfinite_steps: int = 0
+    health: State | None = None
+    unhealthy_step: int | None = None
+    skipped_steps: int = 0
     overhead_share: float | None = None
     largest_norm: float | None = None
     largest_norm_step: int | None = None
@@ -67,6 +73,12 @@ class Summary:
         bad_loss = loss is not None and not math.isfinite(loss)
         self.nonfinite_steps += bool(bad_loss or scalars.get("grad/nonfinite"))
         self._add_rates(scalars)
+        state = scalars.get("health/state")
+        if state is not None:
+            self.health = State(int(state))
+            if self.health == State.UNHEALTHY and self.unhealthy_step is None:
+                self.unhealthy_step = snapshot.step
+            self.skipped_steps = int(scalars.get("health/skipped_steps") or 0)
 
     def _add_rates(self, scalars: Mapping[str, float | None]) -> None:
         seconds, rate = scalars.get("time/step"), scalars.get("perf/tokens_per_second")
@@ -92,6 +104,11 @@ class Summary:
             text = f"{significant(self.largest_norm)} at step {self.largest_norm_step}"
             rows.append(("largest gradient norm", text))
         rows.append(("steps with NaN or Inf", whole_number(self.nonfinite_steps)))
+        if self.health is not None:
+            bad = "" if self.unhealthy_step is None else f" (unhealthy first at step {self.unhealthy_step})"
+            rows.append(("health", self.health.name.lower() + bad))
+        if self.skipped_steps:
+            rows.append(("steps skipped by rules", whole_number(self.skipped_steps)))
         if self.tokens is not None:
             rows.append(("tokens", whole_number(self.tokens)))
         if self.token_rate is not None:

@@ -163,6 +163,10 @@ class Supervision:
         values = self.health.values()
         return values if merged else dict.fromkeys(values)
 
+    def counters(self) -> Mapping[str, object]:
+        """For run.json."""
+        return {"health": self.health.state.name.lower(), "skipped_steps": self.health.skipped_steps}
+
     def lost(self, step: int, text: str) -> None:
         """Ranks are gone: each of those that are left decides for itself."""
         if self._on_lost != "log":

@@ -76,6 +76,14 @@ def test_steps_are_skipped_before_the_update(tmp_path: Path, backend: Any, norm:
     with trainmon.attach(model, optimizer, keys, backend=backend) as mon:
         updated = train(mon, model, optimizer, 8, {3: math.nan, 4: math.inf, 6: 1e9}, norm)
         reads = mon.monitor._backend.reads
+    rows = dict(mon.summary().rows())
+    assert (
+        rows["health"] == "recovering (unhealthy first at step 3)" and rows["steps skipped by rules"] == "3"
+    )
+    run = read_run(tmp_path / "r")
+    assert run is not None
+    counters = run["lives"][-1]["counters"]
+    assert (counters["health"], counters["skipped_steps"]) == ("recovering", 3)
     assert updated == [1, 2, 5, 7, 8]
     assert all(parameter.isfinite().all() for parameter in model.parameters())
     records = steps_of(tmp_path)

@@ -6,7 +6,7 @@
 from .bind import bind
 from .errors import ConfigError, Place, Problem
 from .fields import key, section
-from .health import HealthConfig, RuleConfig, WebhookConfig, glob_pattern
+from .health import HealthConfig, RuleConfig, WebhookConfig, glob_pattern, may_match
 from .load import load_config, load_labels, load_rules
 from .schema import (
     Cadence,
@@ -53,5 +53,6 @@ __all__ = [
     "load_config",
     "load_labels",
     "load_rules",
+    "may_match",
     "section",
 ]

@@ -10,7 +10,15 @@ from typing import Literal
 from .fields import key, section
 from .words import nearest
 
-__all__ = ["HealthConfig", "LabelConfig", "RuleConfig", "RulesFile", "WebhookConfig", "glob_pattern"]
+__all__ = [
+    "HealthConfig",
+    "LabelConfig",
+    "RuleConfig",
+    "RulesFile",
+    "WebhookConfig",
+    "glob_pattern",
+    "may_match",
+]
 
 Action = Literal[
     "log",
@@ -117,11 +125,15 @@ def _no_series(glob: str) -> str | None:
     """What is wrong with a glob that no series of the catalogue can match."""
     from trainmon.series import catalogue
 
-    mine = _tokens(glob)
-    if any(_overlap(mine, _tokens(re.sub(r"<[^>]*>", "**", name))) for name in catalogue()):
+    if any(may_match(glob, name) for name in catalogue()):
         return None
     meant = nearest(glob, catalogue())
     return f"no series is called {glob!r}" + (f"; did you mean {meant!r}?" if meant else "")
+
+
+def may_match(glob: str, name: str) -> bool:
+    """Whether a glob can match a series of this name in the catalogue, whatever its subjects are called."""
+    return _overlap(_tokens(glob), _tokens(re.sub(r"<[^>]*>", "**", name)))
 
 
 def _tokens(glob: str) -> tuple[str, ...]:

@@ -246,9 +246,10 @@ class Health:
         by_rule: dict[tuple[str, str], list[Alarm]] = {}
         for alarm in alarms:
             if alarm.change != "standing" and alarm.rule.actions & {Action.LOG, Action.NOTIFY}:
-                by_rule.setdefault((alarm.rule.name, alarm.change), []).append(alarm)
-        for (name, change), some in by_rule.items():
+                by_rule.setdefault((alarm.rule.key, alarm.change), []).append(alarm)
+        for (_, change), some in by_rule.items():
             rule = some[0].rule
+            name = rule.name
             # What is not finite is told with its first cause already, and its end, too.
             told = rule.detector == "nonfinite" and (change == "ended" or self._episode.cause is not None)
             texts = list(dict.fromkeys(self._text(alarm) for alarm in some))

@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from trainmon.config import may_match
 from trainmon.frame import Flags, Floats, Table
 from trainmon.health.rules import PATIENT, Rule
 from trainmon.ops import Detection, Detector, DetectorBank
@@ -120,7 +121,7 @@ class _Group:
 
     def rows(self, table: Table) -> tuple[Floats, Flags]:
         """This group's values of a table, whichever rows it has in this step and in whatever order."""
-        if self._subjects is not table.subjects:
+        if self._subjects is not table.subjects and self._subjects != table.subjects:
             names = [concrete_name(table.series, subject) for subject in table.subjects]
             pairs = [(self.places[name], row) for row, name in enumerate(names) if name in self.places]
             both = np.array(pairs, np.int64).reshape(-1, 2)
@@ -150,6 +151,7 @@ class Judge:
         self.step = 0
         self._groups: list[_Group] = []
         self._subjects: dict[str, tuple[str, ...]] = {}  # of each table, as seen last
+        self._watched: dict[str, bool] = {}  # whether a rule can watch rows of a table
         self._seen: set[str] = set()
         self._watches: dict[tuple[int, str], _Watch] = {}
 
@@ -176,9 +178,7 @@ class Judge:
         shown = {table.series: table for table in tables}
         self._grow(scalars, None)
         for table in shown.values():
-            if self._subjects.get(table.series) is not table.subjects:
-                self._subjects[table.series] = table.subjects
-                self._grow([concrete_name(table.series, one) for one in table.subjects], table.series)
+            self._meet(table)
         flags: dict[tuple[int, str], _Flag] = {}
         judgement = Judgement()
         for group in self._groups:
@@ -203,6 +203,17 @@ class Judge:
         self.step = 0
 
     # -- values -----------------------------------------------------------------------------------------------------
+
+    def _meet(self, table: Table) -> None:
+        """Makes detectors for rows of a table that were not there before; nothing for a table that no rule can watch."""
+        if table.series not in self._watched:
+            globs = [glob for rule in self.rules for glob in rule.globs]
+            self._watched[table.series] = any(may_match(glob, table.series) for glob in globs)
+        known = self._subjects.get(table.series)
+        if not self._watched[table.series] or known is table.subjects or known == table.subjects:
+            return
+        self._subjects[table.series] = table.subjects
+        self._grow([concrete_name(table.series, one) for one in table.subjects], table.series)
 
     def _grow(self, names: Iterable[str], table: str | None) -> None:
         """Series that were not there before get detectors of their own."""
