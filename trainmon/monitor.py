@@ -845,15 +845,25 @@ class TrainMonitor:
         """Other rules; detectors that stay go on from their state."""
         before, self._supervision = self._supervision, None
         section = self.config.health
+        if section is not None:
+            try:
+                self._supervision = Supervision(
+                    section, self._begin_event, self._slots, self._group, self._backend, self._registry
+                )
+            except ConfigError as error:  # of series that this run has; the same on every rank
+                text = f"the changed rules are ignored, the old ones go on:\n{error}"
+                self._say_everywhere([Told("warning", "config_ignored", text, self.step)])
+                self._supervision = before
+                if before is not None:
+                    before.take_slots(self._slots)
+                    before.take_layout(self._registry)
+                return
         if before is not None:
             self._say_everywhere(before.close())
-        if section is not None:
-            self._supervision = Supervision(
-                section, self._begin_event, self._slots, self._group, self._backend, self._registry
-            )
-            if before is not None:
+            if self._supervision is not None:
                 state = before.health.state_dict()
                 self._say_everywhere(self._supervision.load_state_dict(state, self.step))
+                self._say_everywhere(self._supervision.idle)
 
     # -- failures ---------------------------------------------------------------------------------------------------
 

@@ -193,7 +193,7 @@ class Run:
         """Records a configuration that has changed under way."""
         if self._file is not None:
             try:
-                self._file.configure(config.to_dict())
+                self._file.configure(_without_secrets(config.to_dict()))
             except OSError as error:
                 _logger.warning("run.json could not be written: %s", error)
 
