@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import urllib.request
+from dataclasses import replace
 
 import pytest
 
@@ -19,6 +20,7 @@ from trainmon.events import TrainBegin
 from trainmon.run import Run
 from trainmon.series import catalogue
 from trainmon.sinks.prometheus import PrometheusSink, metric_of
+from trainmon.spread import RankSpread
 
 pytest.importorskip("prometheus_client", reason="the extra `prometheus` is not installed")
 from prometheus_client.parser import text_string_to_metric_families
@@ -85,6 +87,7 @@ def test_subjects_and_ranks_are_labels(tmp_path):
 def test_no_two_series_share_a_metric_and_each_has_a_valid_name():
     metrics = [metric_of(name) for name in catalogue()]
     names = [m.name for m in metrics] + [f"{m.name}_quantile" for m in metrics]
+    names += [f"trainmon_rank_{word}" for word in ("value", "holder", "outlier", "nonfinite")]
     names += ["trainmon_value", "trainmon_messages", "trainmon_messages_total"]
     names += ["trainmon_running", "trainmon_life", "trainmon_step", "trainmon_step_timestamp_seconds"]
     assert len(set(names)) == len(names)
@@ -131,6 +134,34 @@ def test_tables_are_quantiles_and_single_tensors_where_asked(tmp_path):
         }
         assert single == ({"e": 4.0} if per_tensor else {})
         sink.close()
+
+
+def test_ranks_side_by_side(tmp_path):
+    spread = RankSpread(1.0, 2, 9.0, 5, 1.5, 8.0, 7, outliers=(5,), nonfinite=(3, 6))
+    nothing = RankSpread(math.nan, -1, math.nan, -1, math.nan, math.nan, 0, outliers=(), nonfinite=(0,))
+    sink = opened(tmp_path, world=8)
+    sink.write(replace(snapshot(1), ranks={"grad/norm": spread, "loss/device": nothing}))
+    sink.write(snapshot(2))  # not compared in this step: the last comparison stands
+    found = {key: value for key, value in textfile(tmp_path).items() if key[0].startswith("trainmon_rank")}
+    norm = ("series", "grad/norm")
+    assert found == {
+        ("trainmon_rank_value", norm, ("which", "low")): 1.0,
+        ("trainmon_rank_value", norm, ("which", "median")): 1.5,
+        ("trainmon_rank_value", norm, ("which", "high")): 9.0,
+        ("trainmon_rank_holder", norm, ("which", "low")): 2.0,
+        ("trainmon_rank_holder", norm, ("which", "high")): 5.0,
+        ("trainmon_rank_outlier", ("outlier", "5"), norm): 1.0,
+        ("trainmon_rank_nonfinite", ("outlier", "3"), norm): 1.0,
+        ("trainmon_rank_nonfinite", ("outlier", "6"), norm): 1.0,
+        ("trainmon_rank_nonfinite", ("outlier", "0"), ("series", "loss/device")): 1.0,
+    }
+    # Compared anew, nobody stands out.
+    well = replace(spread, outliers=(), nonfinite=())
+    sink.write(replace(snapshot(3), ranks={"grad/norm": well}))
+    found = textfile(tmp_path)
+    assert not [key for key in found if key[0] in ("trainmon_rank_outlier", "trainmon_rank_nonfinite")]
+    assert found["trainmon_rank_value", norm, ("which", "high")] == 9.0
+    sink.close()
 
 
 def test_messages_are_counted(tmp_path):

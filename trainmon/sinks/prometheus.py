@@ -15,7 +15,7 @@ import importlib.util
 import logging
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from typing import Any
 from trainmon.frame import Snapshot, Table
 from trainmon.series import SeriesSpec, catalogue
 from trainmon.sinks.base import QUANTILES, Cadence, Message, RunInfo, at_least, ordered, publish, quantiles
+from trainmon.spread import RankSpread
 
 __all__ = ["Metric", "PrometheusSink", "metric_of"]
 
@@ -87,6 +88,14 @@ def _place(name: str) -> tuple[Metric, tuple[str, ...]]:
             return metric_of(spec.name), match.groups()
     return _OTHER, (name,)
 
+
+#: The ranks' own values of a series side by side: the least, the middle, the largest; which rank has it; who stands out.
+_RANK_VALUE = Metric("trainmon_rank_value", "the ranks' own values of a series", ("series", "which"))
+_RANK_HOLDER = Metric("trainmon_rank_holder", "the lowest rank that has the value", ("series", "which"))
+_RANK_OUTLIER = Metric("trainmon_rank_outlier", "1 for a rank that stands out", ("series", "outlier"))
+_RANK_NONFINITE = Metric(
+    "trainmon_rank_nonfinite", "1 for a rank whose value is not finite", ("series", "outlier")
+)
 
 _Samples = dict[str, tuple[Metric, list[tuple[tuple[str, ...], float]]]]
 
@@ -192,6 +201,8 @@ class PrometheusSink:
                 samples[name] = metric, [(labels, float(value))]
         for table in snapshot.tables:
             self._condense(table, samples)
+        if snapshot.ranks:
+            samples.update(_ranks(snapshot.ranks))
         self._samples = samples
         self._facts = {
             **self._facts,
@@ -283,6 +294,23 @@ _FACTS = {
     "step": "last step shown",
     "step_timestamp_seconds": "when the last step shown ended",
 }
+
+
+def _ranks(spreads: Mapping[str, RankSpread]) -> _Samples:
+    """What the ranks' own values say, for all series that were compared."""
+    values, holders, outliers, bad = [], [], [], []
+    for series, spread in spreads.items():
+        if spread.low_rank >= 0:
+            shown = (("low", spread.low), ("median", spread.median), ("high", spread.high))
+            values += [((series, which), value) for which, value in shown]
+            holders += [
+                ((series, "low"), float(spread.low_rank)),
+                ((series, "high"), float(spread.high_rank)),
+            ]
+        outliers += [((series, str(rank)), 1.0) for rank in spread.outliers]
+        bad += [((series, str(rank)), 1.0) for rank in spread.nonfinite]
+    rows = ((_RANK_VALUE, values), (_RANK_HOLDER, holders), (_RANK_OUTLIER, outliers), (_RANK_NONFINITE, bad))
+    return {metric.name: (metric, list(samples)) for metric, samples in rows}
 
 
 def _utf8(text: str) -> str:
