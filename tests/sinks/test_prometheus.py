@@ -136,6 +136,29 @@ def test_tables_are_quantiles_and_single_tensors_where_asked(tmp_path):
         sink.close()
 
 
+def test_tables_whose_name_gives_a_label(tmp_path):
+    shown = [
+        table({"w": n, "a/b": 2 * n}, f"moment/norm/{state}/<p>", "moments")
+        for state, n in (("m", 1.0), ("v", 4.0))
+    ]
+    sink = opened(tmp_path, per_tensor=True)
+    sink.write(snapshot(1, *shown, table({"w": 7.0}, "no/such/<p>"), moment__norm__m=9.0))
+    found = {
+        key: value for key, value in textfile(tmp_path).items() if "moment" in key[0] or "value" in key[0]
+    }
+    name = "trainmon_moment_norm_by_state_parameter"
+    expected = {("trainmon_moment_norm_by_state", ("state", "m")): 9.0}
+    for state, n in (("m", 1.0), ("v", 4.0)):
+        for share, value in (("0.5", n), ("0.95", 2 * n), ("1", 2 * n)):
+            expected[f"{name}_quantile", ("quantile", share), ("state", state)] = value
+        for parameter, value in (("w", n), ("a/b", 2 * n)):
+            expected[name, ("parameter", parameter), ("state", state)] = value
+    for share in ("0.5", "0.95", "1"):
+        expected["trainmon_value_quantile", ("name", "no/such/<p>"), ("quantile", share)] = 7.0
+    assert found == expected
+    sink.close()
+
+
 def test_ranks_side_by_side(tmp_path):
     spread = RankSpread(1.0, 2, 9.0, 5, 1.5, 8.0, 7, outliers=(5,), nonfinite=(3, 6))
     nothing = RankSpread(math.nan, -1, math.nan, -1, math.nan, math.nan, 0, outliers=(), nonfinite=(0,))

@@ -119,6 +119,13 @@ def test_the_names_of_the_worst_are_said_when_they_change(tmp_path):
     assert [event.step for event in read(tmp_path).Tensors("grad/norm/worst")] == [1, 4, 5]
 
 
+def test_tables_of_modules_and_states(tmp_path):
+    shown = table({"a": 1.0}, "activation/norm/<module>"), table({"a": 1.0}, "moment/norm/exp_avg/<p>")
+    write(tmp_path, snapshot(1, *shown, table({"0": 1.0}, "loss/micro")), worst=0)
+    tags = [name.removesuffix("/max") for name in read(tmp_path).Tags()["scalars"] if name.endswith("/max")]
+    assert sorted(tags) == ["activation/norm", "loss/micro", "moment/norm/exp_avg"]
+
+
 def test_no_worst(tmp_path):
     write(tmp_path, snapshot(1, table({"a": 1.0})), worst=0)
     tags = read(tmp_path).Tags()

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from trainmon.frame import Snapshot
-from trainmon.sinks.base import Cadence, Message, RunInfo, ordered, quantiles, tag
+from trainmon.sinks.base import Cadence, Message, RunInfo, ordered, quantiles, table_tag, tag
 
 __all__ = ["TRACKERS", "BridgeSink", "find_target"]
 
@@ -73,7 +73,7 @@ class BridgeSink:
             if value is not None
         }
         for table in snapshot.tables:
-            base = tag(table.series.removesuffix("<p>"), self._style).rstrip("/")
+            base = table_tag(table, self._style)
             for label, index in quantiles(ordered(table)).items():
                 values[f"{base}/{label}"] = float(table.values[index])
         if not values:

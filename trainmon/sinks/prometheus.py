@@ -89,6 +89,16 @@ def _place(name: str) -> tuple[Metric, tuple[str, ...]]:
     return _OTHER, (name,)
 
 
+def _place_table(name: str) -> tuple[Metric, tuple[str, ...]]:
+    """The metric of a table, and the label values that its name gives already: `exp_avg` in `moment/norm/exp_avg/<p>`."""
+    if name in catalogue():
+        return metric_of(name), ()
+    metric, values = _place(name)
+    if metric is _OTHER:
+        return metric, values
+    return metric, tuple(value for value in values if not _PLACEHOLDER.fullmatch(value))
+
+
 #: The ranks' own values of a series side by side: the least, the middle, the largest; which rank has it; who stands out.
 _RANK_VALUE = Metric("trainmon_rank_value", "the ranks' own values of a series", ("series", "which"))
 _RANK_HOLDER = Metric("trainmon_rank_holder", "the lowest rank that has the value", ("series", "which"))
@@ -213,21 +223,18 @@ class PrometheusSink:
             self._publish()
 
     def _condense(self, table: Table, samples: _Samples) -> None:
-        metric = metric_of(table.series) if table.series in catalogue() else _OTHER
+        metric, given = _place_table(table.series)
         order = ordered(table)
         shown = {label: float(table.values[index]) for label, index in quantiles(order).items()}
+        named = metric.labels[: len(given)]
         samples[f"{table.series} quantiles"] = (
-            Metric(f"{metric.name}_quantile", f"quantiles of {metric.help}", ("quantile",)),
-            [((f"{QUANTILES[label]:g}",), value) for label, value in shown.items()],
+            Metric(f"{metric.name}_quantile", f"quantiles of {metric.help}", (*named, "quantile")),
+            [((*given, f"{QUANTILES[label]:g}"), value) for label, value in shown.items()],
         )
-        if self._per_tensor and len(metric.labels) >= 1:
-            splits = len(metric.labels) - 1
+        if self._per_tensor and len(metric.labels) == len(given) + 1:
             samples[table.series] = (
                 metric,
-                [
-                    (tuple(table.subjects[index].split("/", splits)), float(table.values[index]))
-                    for index in order
-                ],
+                [((*given, table.subjects[index]), float(table.values[index])) for index in order],
             )
 
     def message(self, message: Message) -> None:

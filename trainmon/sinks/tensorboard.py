@@ -22,7 +22,17 @@ from typing import Any
 import numpy as np
 
 from trainmon.frame import Snapshot, Table
-from trainmon.sinks.base import Cadence, Message, RecordFile, RunInfo, at_least, ordered, quantiles, tag
+from trainmon.sinks.base import (
+    Cadence,
+    Message,
+    RecordFile,
+    RunInfo,
+    at_least,
+    ordered,
+    quantiles,
+    table_tag,
+    tag,
+)
 
 __all__ = ["TensorBoardSink"]
 
@@ -114,7 +124,7 @@ class TensorBoardSink:
         order = ordered(table)
         if not order:
             return []
-        base = tag(table.series.removesuffix("<p>"), self._style).rstrip("/")
+        base = table_tag(table, self._style)
         worst = order[::-1][: self._worst]
         numbers = list(quantiles(order).items())
         numbers += [(f"worst_{number}", index) for number, index in enumerate(worst, 1)]

@@ -3,7 +3,15 @@
 from trainmon.sinks.base.contract import Cadence, Message, RunInfo, Sink, at_least, literal
 from trainmon.sinks.base.files import RecordFile, Unwritten, publish
 from trainmon.sinks.base.spread import QUANTILES, ordered, quantiles
-from trainmon.sinks.base.tables import aligned, by_probe, column, file_stem, table_files, table_subjects
+from trainmon.sinks.base.tables import (
+    aligned,
+    by_probe,
+    column,
+    file_stem,
+    table_files,
+    table_subjects,
+    table_tag,
+)
 from trainmon.sinks.base.tags import TAG_STYLES, tag
 from trainmon.sinks.base.text import (
     long_time,
@@ -43,6 +51,7 @@ __all__ = [
     "significant",
     "table_files",
     "table_subjects",
+    "table_tag",
     "tag",
     "whole_number",
 ]

@@ -14,8 +14,9 @@ from pathlib import Path
 import numpy as np
 
 from trainmon.frame import Flags, Floats, Snapshot, Table
+from trainmon.sinks.base.tags import tag
 
-__all__ = ["aligned", "by_probe", "column", "file_stem", "table_files", "table_subjects"]
+__all__ = ["aligned", "by_probe", "column", "file_stem", "table_files", "table_subjects", "table_tag"]
 
 _SUBJECT = re.compile(r"/<[a-z_]+>$")
 
@@ -31,6 +32,11 @@ def by_probe(snapshot: Snapshot) -> dict[str, list[Table]]:
 def column(table: Table) -> str:
     """The name of a table's column: its series without the placeholder of the subject."""
     return _SUBJECT.sub("", table.series)
+
+
+def table_tag(table: Table, style: str) -> str:
+    """The tag below which a table's quantiles stand."""
+    return tag(_SUBJECT.sub("/", table.series), style).rstrip("/")
 
 
 def table_subjects(tables: Iterable[Table]) -> tuple[str, ...]:
