@@ -16,7 +16,7 @@ PYTEST := $(PY) -m pytest $(PYTEST_ARGS)
 SOURCES := setup.py $(shell find csrc -name '*.[ch]')
 FORMATTED := $(shell find csrc -name '*.[ch]')
 # What must hold wherever the compiled code was built differently or runs elsewhere.
-CORE_TESTS := tests/kernels tests/config tests/engine
+CORE_TESTS := tests/kernels tests/config tests/engine tests/health
 TIERS := baseline avx2 avx512
 
 .PHONY: help build test demo lint format tiers asan aarch64 tsan valgrind numpy126 pythons trackers dist soak bench clean distclean
@@ -107,7 +107,7 @@ valgrind: ## the C tests under valgrind, which knows no AVX-512
 	    UNDER="env TM_TEST_SAMPLE=101 valgrind -q --error-exitcode=1 --leak-check=full --errors-for-leak-kinds=definite --show-leak-kinds=definite"
 
 # NumPy 1.26 in front of everything that .venv has, the extension built on NumPy 2 included.
-numpy126: build ## kernel, config and engine tests on NumPy 1.26
+numpy126: build ## kernel, config, engine and health tests on NumPy 1.26
 	if $(PY) -c 'import sys; sys.exit(sys.version_info < (3, 13))'; then
 	    echo "skipped: NumPy 1.26 does not exist for the Python in $(VENV); use 3.11 or 3.12"
 	    exit 0
@@ -117,7 +117,7 @@ numpy126: build ## kernel, config and engine tests on NumPy 1.26
 	PYTHONPATH=$$old $(PY) -c 'import numpy; print("NumPy", numpy.__version__)'
 	PYTHONPATH=$$old $(PYTEST) $(CORE_TESTS)
 
-pythons: build ## kernel, config and engine tests on every other Python found
+pythons: build ## kernel, config, engine and health tests on every other Python found
 	own=$$($(PY) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 	for python in $$(scripts/find-python.sh --all); do
 	    version=$$($$python -c 'import sys; print("%d.%d" % sys.version_info[:2])')
