@@ -161,6 +161,43 @@ def test_tied_frozen_meta_and_added_parameters(tmp_path: Path) -> None:
     assert [record["weight/norm"] for record in records(tmp_path)] == pytest.approx(truth, rel=1e-12)
 
 
+class MasterSGD(torch.optim.Optimizer):
+    """Keeps float32 copies in its state and updates those, as fused optimizers for mixed precision do."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                master = self.state[p].setdefault("master_param", p.detach().float())
+                master.sub_(p.grad.float(), alpha=group["lr"])
+                p.copy_(master)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_masters_in_the_optimizers_state_are_the_weights(tmp_path: Path, backend: str) -> None:
+    model = make(dtype=torch.bfloat16)
+    optimizer = MasterSGD(model.parameters(), lr=1e-4)
+    on = {"weights": {"every": 1}, "updates": {"every": 1}, "moments": {"every": 1, "per_parameter": True}}
+    truth = []
+    with attach(tmp_path, model, optimizer, backend, **on) as mon:
+        for number in (1, 2, 3):
+            before = [one["master_param"].clone() for one in optimizer.state.values()]
+            step(model, optimizer, number)
+            masters = [one["master_param"] for one in optimizer.state.values()]
+            moved = [a - b for a, b in zip(masters, before, strict=False)]
+            truth.append((norm(masters), norm(moved)))
+            mon.step_end()
+            if number == 2:
+                optimizer.load_state_dict(optimizer.state_dict())  # torch makes bfloat16 of them
+    shown = [(record["weight/norm"], record["update/norm"]) for record in records(tmp_path)]
+    assert [one for one, _ in shown] == pytest.approx([one for one, _ in truth], rel=1e-12)
+    assert [one for _, one in shown[1:]] == pytest.approx([one for _, one in truth[1:]], rel=1e-5)
+    assert not [name for record in records(tmp_path) for name in record if name.startswith("moment/norm")]
+
+
 def test_masters_that_the_loop_keeps_go_by_the_names_of_the_model(tmp_path: Path) -> None:
     model = make(dtype=torch.bfloat16)
     masters = [p.detach().float().requires_grad_() for p in model.parameters()]

@@ -31,6 +31,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         ("ddp", 2, "auto"),
         ("ddp", 2, "torch"),  # numbers arrive a step late, the last ones after the loop
         ("ddp", 4, "auto"),
+        ("zero", 2, "auto"),  # each rank has the state of some parameters
         ("fsdp1", 2, "auto"),
         ("fsdp2", 2, "auto"),
         ("tp", 2, "auto"),
@@ -46,7 +47,9 @@ def test_the_numbers_of_a_single_process(
     assert [record["step"] for record in found["scalars"]] == [1, 2, 3]
     for record, expected in zip(found["scalars"], alone["scalars"], strict=True):
         for name in SAME:
-            assert record[name] == pytest.approx(expected[name], rel=FLOAT_ERROR), (kind, name)
+            # Where state lies elsewhere than the copies, the estimate takes the decay from the weights after the step.
+            error = 1e-4 if kind == "zero" and name == "update/norm_adam" else FLOAT_ERROR
+            assert record[name] == pytest.approx(expected[name], rel=error), (kind, name)
         # Counted once where ranks share their tokens, and what came before once at all.
         assert record["data/tokens"] == 1000 + record["step"] * train.BATCH * train.TOKENS
         assert record["data/consumed_samples"] == record["step"] * train.BATCH

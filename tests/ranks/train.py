@@ -22,7 +22,7 @@ def run(
     """Trains on this rank, and returns the run's scalars by step and its tables by series, step and name (rank 0's).
 
     Args:
-        kind: single, plain (ranks that don't communicate), ddp, fsdp1, fsdp2, tp, tp+fsdp2, pp, pp+ddp.
+        kind: single, plain (ranks that don't communicate), ddp, zero, fsdp1, fsdp2, tp, tp+fsdp2, pp, pp+ddp.
         nan_on: (rank, step) where the last gradient gets a NaN at index 1 before it is watched.
         dies_on: (rank, step) at whose end the process kills itself.
         backend: of attach().
@@ -41,7 +41,7 @@ def run(
     rank = distributed.get_rank() if kind != "single" else 0
     world = distributed.get_world_size() if kind != "single" else 1
     data_rank, data_world, counts = rank, world, True
-    if kind == "ddp":
+    if kind in ("ddp", "zero"):
         model = nn.parallel.DistributedDataParallel(model)
     elif kind == "fsdp1":
         from torch.distributed.fsdp import FullyShardedDataParallel
@@ -72,7 +72,11 @@ def run(
         pipeline = Pipeline(model, BATCH // (world // 2))
         model = pipeline.module
         data_rank, data_world, counts = pipeline.data_rank, world // 2, pipeline.is_last
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    optimizer: Any = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    if kind == "zero":
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+        optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-2)
     inputs = torch.randn(STEPS, BATCH, TOKENS, WIDTH)
     targets = torch.randint(4, (STEPS, BATCH, TOKENS))
     share = BATCH // data_world

@@ -115,8 +115,14 @@ class UpdatesProbe:
     def on_optimizer_end(self, event: OptimizerEnd) -> None:
         optimizer = self._context.begin.optimizer
         if self._adam and optimizer is not None:
-            steps = [one for one in optimizer.adam_steps() if one.owner and one.name in self._copies]
-            weights = [self._copies[one.name] for one in steps]
+            steps = [one for one in optimizer.adam_steps() if one.owner and self._is_selected(one.name)]
+            before = self._copies
+            if any(
+                one.name not in before for one in steps
+            ):  # state may lie elsewhere than what this rank contributes
+                view, _ = weights_of(self._context.begin, self._source)
+                before = dict(zip(view.names, view.tensors, strict=True)) | before
+            weights = [before[one.name] for one in steps]
             self._estimate = self._context.backend.adam_squares(steps, weights) if steps else None
 
     def close(self, event: StepEnd) -> Sample:
@@ -127,11 +133,12 @@ class UpdatesProbe:
         often, self._last = self._last == event.step - 1, event.step
         names, tensors = self._weights()
         version = begin.model.version()
-        if not self._stepped and version != self._version:
+        fits = [_fit(self._copies.get(name), tensor) for name, tensor in zip(names, tensors, strict=True)]
+        made_anew = any(name in self._copies and not fit for name, fit in zip(names, fits, strict=True))
+        if made_anew or (not self._stepped and version != self._version):
             # Written to by nobody knows whom: no update that could be told.
             self._good_after = None
             return Sample((), lambda frame, read: None)
-        fits = [_fit(self._copies.get(name), tensor) for name, tensor in zip(names, tensors, strict=True)]
         names = [name for name, fit in zip(names, fits, strict=True) if fit]
         tensors = [tensor for tensor, fit in zip(tensors, fits, strict=True) if fit]
         before = [self._copies[name] for name in names]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trainmon.adapters.torch_loop.shards import local, owns_by_coordinate, same_piece
+from trainmon.adapters.torch_loop.shards import is_dtensor, local, owns_by_coordinate, same_piece
 from trainmon.events import AdamStep, ShardInfo, TensorView
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ _CANONICAL = {
 }
 _MASTERS = ("master_param", "master_weight", "master")
 _NO_MOMENTS = frozenset({"step", "mu_product", *_MASTERS})
+
+_WHOLE = ShardInfo()
 
 #: What an optimizer of this class will hold once it has stepped.
 _EXPECTED: Mapping[str, tuple[str, ...]] = {
@@ -128,16 +130,22 @@ class OptimizerView:
                     continue
                 names, tensors, shards = columns.setdefault(_CANONICAL.get(key, key), ([], [], []))
                 names.append(name)
+                if not is_dtensor(parameter):
+                    tensors.append(value)
+                    shards.append(
+                        _WHOLE if sliced else shard
+                    )  # sliced: it is only where the parameter is updated
+                    continue
                 tensors.append(local(value))
-                if sliced:
-                    shards.append(ShardInfo())  # only the rank that updates a parameter has its state
-                elif same_piece(value, parameter):
+                if same_piece(value, parameter):
                     shards.append(shard)
                 else:
                     shards.append(ShardInfo(owner=owns_by_coordinate(value, shard.owner)))
         return {key: TensorView(*column) for key, column in columns.items()}
 
     def masters(self) -> TensorView:
+        if not self._keeps_masters():
+            return TensorView((), ())
         names: list[str] = []
         tensors: list[torch.Tensor] = []
         shards: list[ShardInfo] = []
@@ -182,6 +190,18 @@ class OptimizerView:
                         )
                     )
         return steps
+
+    def _keeps_masters(self) -> bool:
+        """As the first parameter of each group has it that has state at all: all of a group are kept alike."""
+        for optimizer in optimizers_of(self._optimizer):
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    state = optimizer.state.get(parameter)
+                    if self._parameters.master(parameter) or any(key in (state or ()) for key in _MASTERS):
+                        return True
+                    if state:
+                        break
+        return False
 
     def _states(self) -> Iterator[tuple[torch.nn.Parameter, str, ShardInfo, Mapping[str, Any]]]:
         """All trainable parameters that have state already, or are masters."""

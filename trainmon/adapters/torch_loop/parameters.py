@@ -9,7 +9,7 @@ import torch
 
 from trainmon.adapters.base import plain_name
 from trainmon.adapters.torch_loop.optimizers import optimizers_of, slots_of
-from trainmon.adapters.torch_loop.shards import FlatShards, gathered, is_partial, local, place
+from trainmon.adapters.torch_loop.shards import FlatShards, gathered, is_dtensor, is_partial, local, place
 from trainmon.events import ShardInfo, TensorView
 
 __all__ = ["NameOf", "ParameterList", "PieceOf"]
@@ -75,6 +75,7 @@ class ParameterList:
                 named.setdefault(key, slot)
         self.names = [name for name, _ in named.values()]
         self.parameters = [parameter for _, parameter in named.values()]
+        self._in_pieces = any(is_dtensor(parameter) for parameter in self.parameters)
         self._name_of = {key: name for key, (name, _) in named.items()}
         self._master_ids = copies
         for key, master in self._masters.items():
@@ -134,6 +135,8 @@ class ParameterList:
         if len(real) < len(tensors):
             names, tensors = [names[index] for index in real], [tensors[index] for index in real]
             shards = [shards[index] for index in real]
+        if not self._in_pieces:
+            return TensorView(names, tensors, shards)
         with torch.no_grad():
             return TensorView(names, [local(parameter) for parameter in tensors], shards)
 
@@ -158,11 +161,11 @@ class ParameterList:
                 gradient = gradient if master.grad is None else master.grad
             if gradient is None or gradient.is_meta:
                 continue
-            if is_partial(gradient):
+            if self._in_pieces and is_partial(gradient):
                 self.partial = name
                 continue
             names.append(name)
-            tensors.append(dense(gradient))
+            tensors.append(dense(gradient) if self._in_pieces or gradient.is_sparse else gradient)
             if self._owned is not None:
                 shards.append(OWNED if name in self._owned else REPLICA)
         return TensorView(names, tensors, shards)

@@ -16,6 +16,7 @@ from trainmon.events import ShardInfo
 __all__ = [
     "FlatShards",
     "gathered",
+    "is_dtensor",
     "is_partial",
     "local",
     "owns_by_coordinate",
@@ -28,7 +29,7 @@ __all__ = [
 _WHOLE = {True: ShardInfo(), False: ShardInfo(owner=False)}
 
 
-def _is_dtensor(tensor: Any) -> bool:
+def is_dtensor(tensor: Any) -> bool:
     """Without importing torch.distributed.tensor, which a model that has none doesn't need."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
@@ -36,18 +37,18 @@ def _is_dtensor(tensor: Any) -> bool:
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """This rank's piece as a plain tensor, without communication."""
-    return tensor.to_local() if _is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
+    return tensor.to_local() if is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
 
 
 def is_partial(tensor: torch.Tensor) -> bool:
     """Whether ranks still hold summands of the tensor: their norms say nothing of the sum's."""
-    return _is_dtensor(tensor) and any(placement.is_partial() for placement in tensor.placements)  # type: ignore[attr-defined]
+    return is_dtensor(tensor) and any(placement.is_partial() for placement in tensor.placements)  # type: ignore[attr-defined]
 
 
 def start_along(tensor: torch.Tensor, dimension: int) -> int | None:
     """Where this rank's piece begins along a dimension of a DTensor that is cut along it, axis by axis of its mesh; None
     for any other tensor."""
-    if not _is_dtensor(tensor):
+    if not is_dtensor(tensor):
         return None
     mesh, size = tensor.device_mesh, tensor.shape[dimension]  # type: ignore[attr-defined]
     start = None
@@ -61,21 +62,21 @@ def start_along(tensor: torch.Tensor, dimension: int) -> int | None:
 
 def gathered(tensor: torch.Tensor, shard: torch.Tensor) -> bool:
     """Whether ``tensor`` is the whole of which FSDP2 has ``shard``."""
-    return _is_dtensor(shard) and not _is_dtensor(tensor) and tensor.shape == shard.shape
+    return is_dtensor(shard) and not is_dtensor(tensor) and tensor.shape == shard.shape
 
 
 def same_piece(tensor: torch.Tensor, parameter: torch.Tensor) -> bool:
     """Whether a rank's part of ``tensor`` lies where its part of ``parameter`` does."""
-    if not _is_dtensor(parameter):
+    if not is_dtensor(parameter):
         return True
-    if not _is_dtensor(tensor):
+    if not is_dtensor(tensor):
         return tensor.shape == local(parameter).shape
     return tensor.shape == parameter.shape and tensor.placements == parameter.placements  # type: ignore[attr-defined]
 
 
 def owns_by_coordinate(tensor: torch.Tensor, otherwise: bool) -> bool:
     """Whether this rank is the first of those that hold the same piece of a DTensor, over its mesh."""
-    if not _is_dtensor(tensor):
+    if not is_dtensor(tensor):
         return otherwise
     at = tensor.device_mesh.get_coordinate() or ()  # type: ignore[attr-defined]
     return all(
@@ -86,7 +87,7 @@ def owns_by_coordinate(tensor: torch.Tensor, otherwise: bool) -> bool:
 
 def place(tensor: torch.Tensor, owner: bool) -> ShardInfo:
     """What is known of this rank's piece, and whether it contributes it."""
-    if not _is_dtensor(tensor):
+    if not is_dtensor(tensor):
         return _WHOLE[owner]
     _, start = _bounds(tensor)
     return ShardInfo(owner=owner, start=start, whole=tuple(tensor.shape))
@@ -106,7 +107,7 @@ def _bounds(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 def piece(tensor: torch.Tensor) -> str:
     """Where this rank's piece begins in the whole tensor, and its shape; "whole" for a plain tensor."""
-    if not _is_dtensor(tensor):
+    if not is_dtensor(tensor):
         return "whole"
     shape, start = _bounds(tensor)
     return f"{start} {shape}"
