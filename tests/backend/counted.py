@@ -47,6 +47,8 @@ class Counted(torch.Tensor):
         if function is torch.ops.aten._local_scalar_dense.default:
             cls.reads.append("_local_scalar_dense")
         result = function(*tree_map(_inner, args), **tree_map(_inner, kwargs or {}))
+        if not function._schema.returns:  # foreach operations in place
+            return None
         if function.overloadpacket.__name__.endswith("_"):  # in place: the same object comes back
             return args[0]
         return tree_map(lambda value: Counted(value) if isinstance(value, torch.Tensor) else value, result)

@@ -18,9 +18,15 @@ STEPS = 5
 #: Per step, whatever is measured; names of sections that need host memory are left out.
 EVERYTHING: dict[str, Any] = {
     "loss": {"micro": True, "perplexity": True, "positions": 2},
-    "gradients": {"per_parameter": True, "clipped": True},
+    "gradients": {
+        "per_parameter": True,
+        "clipped": True,
+        **dict.fromkeys(("local", "device", "micro", "increment"), True),
+    },
     "weights": {"every": 1, "per_parameter": True},
     "moments": {"every": 1, "per_parameter": True},
+    "updates": {"every": 1, "per_parameter": True, "adam": True},
+    "spectral": {"every": 1},
 }
 
 
@@ -61,7 +67,7 @@ def test_one_packed_read_a_step_and_the_numbers_of_the_host(tmp_path: Path) -> N
     for ours, theirs in zip(found, expected, strict=True):
         assert ours.keys() == theirs.keys()
         for name, value in theirs.items():
-            if name.startswith(("loss/", "grad/", "weight/", "moment/", "optim/", "data/")):
+            if name.startswith(("loss/", "grad/", "weight/", "moment/", "update/", "optim/", "data/")):
                 assert ours[name] == (None if value is None else pytest.approx(value, rel=1e-6)), name
 
 

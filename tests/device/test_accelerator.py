@@ -30,6 +30,8 @@ def train(directory: Path, device: Any, nan_at: int | None = None) -> tuple[list
         "gradients": {"per_parameter": True, "clipped": True},
         "weights": {"every": 1},
         "moments": {"every": 1},
+        "updates": {"every": 1, "adam": True},
+        "spectral": {"every": 1},
     }
     with trainmon.attach(model, optimizer, keys) as mon:
         for step in range(1, STEPS + 1):
