@@ -150,6 +150,22 @@ def test_raise_raises_where_the_decision_is_made(tmp_path: Path, gate: str) -> N
     assert run is not None and run["lives"][-1]["status"] == "stopped"
 
 
+def test_two_optimizers_in_a_step_are_asked_for_each(tmp_path: Path) -> None:
+    model, optimizer = make()
+    keys = config(tmp_path, gate="before_update", rules=[{**TOO_LARGE, "action": "skip_step"}])
+    with trainmon.attach(model, optimizer, keys) as mon:
+        asked = []
+        for step in range(1, 4):
+            for part, scale in enumerate((1.0, 1e6 if step == 2 else 1.0)):
+                (model(torch.ones(2, 3)).square().mean() * scale).backward()
+                asked.append((step, part, mon.grads_ready().skip))
+                optimizer.zero_grad()
+            mon.step_end()
+    assert [one[:2] for one in asked if one[2]] == [(2, 1)]
+    assert [record["health/skipped_steps"] for record in steps_of(tmp_path)] == [0, 1, 1]
+    assert "health_restarted" not in [event["kind"] for event in events_of(tmp_path)]
+
+
 def test_the_defaults_stop_nothing(tmp_path: Path) -> None:
     model, optimizer = make()
     with trainmon.attach(model, optimizer, config(tmp_path)) as mon:

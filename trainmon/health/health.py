@@ -128,7 +128,7 @@ class Health:
             find: the findings of all ranks, asked for when a value that is not finite makes a decision.
         """
         outcome = Outcome()
-        if step <= self._gate.step:
+        if step < self._gate.step:
             outcome.messages += self._restart(step)
         judgement = self._gate.look(step, scalars)
         acting = any(alarm.change == "raised" for alarm in judgement.alarms)
@@ -138,7 +138,9 @@ class Health:
                 outcome.messages += self._episode.follow(step, findings)
         self._tell(judgement.alarms, step, outcome)
         self._decide(judgement.alarms, step, outcome, late=False)
-        self._at_gate[step] = judgement, outcome.decision.skip
+        # A loop with two optimizers shows gradients twice in a step.
+        earlier, skipped = self._at_gate.get(step, (Judgement(), False))
+        self._at_gate[step] = earlier.with_later(judgement), skipped or outcome.decision.skip
         return outcome
 
     # -- reports ----------------------------------------------------------------------------------------------------

@@ -62,6 +62,12 @@ class Judgement:
     flagged: bool = False
     nonfinite: list[str] = field(default_factory=list)
 
+    def with_later(self, other: Judgement) -> Judgement:
+        """Both, of one step."""
+        return Judgement(
+            self.alarms + other.alarms, self.flagged or other.flagged, self.nonfinite + other.nonfinite
+        )
+
 
 @dataclass(slots=True)
 class _Watch:

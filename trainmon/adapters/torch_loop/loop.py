@@ -374,7 +374,7 @@ class TorchLoop:
         """
         self._gradients("reduced", clip_norm, loss_scale, grad_norm)
         decision = self.monitor.before_update()
-        self._skipped = decision.skip
+        self._skipped |= decision.skip
         self._obey(decision)
         return decision
 
