@@ -600,6 +600,26 @@ def test_the_command(
     assert "no black box in" in capsys.readouterr().err
 
 
+def test_of_many_ranks_the_command_shows_those_that_matter(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "140")
+    for rank in range(40):
+        box = box_at(tmp_path / f"rank_{rank}", rank=rank, world=40, frames=1, events=16)
+        box.mark(CODE["step_begin"], 3 if rank == 38 else 4)
+        box._map = None
+    forget_process(tmp_path)
+    assert main(["blackbox", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    shown = [
+        int(line.split("│")[1])
+        for line in out.splitlines()
+        if line.startswith("│") and line.split("│")[1].strip()
+    ]
+    assert shown == [*range(31), 38] and "8 more ranks; --rank R" in out
+    assert "rank 38 stopped first, at step 3: step begun" in out
+
+
 def test_names_are_data_in_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     box = box_at(tmp_path, name="[red]a\x1b[2J</b>")
     box.frame(snapshot(1, **{"[/b]w[bold]": 1.0}))

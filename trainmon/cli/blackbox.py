@@ -17,6 +17,8 @@ from trainmon.sinks.blackbox import Box, RankView, Verdict, find_boxes, merge_bo
 __all__ = ["show_boxes"]
 
 _STATES = {"ended": "", "running": "green", "gone": "bold red", "unknown": "yellow"}
+#: Ranks in the overview.
+_ROWS = 32
 #: Values of the overview.
 _VALUES = ("loss/global", "grad/norm")
 
@@ -67,13 +69,23 @@ def _overview(console: Console, verdict: Verdict, views: Sequence[RankView]) -> 
         table.add_column(title, justify="right", no_wrap=title not in ("grad norm", "seen"))
     table.add_column("host", overflow="fold")
     newest = max((view.box.last_mark.time for view in verdict.ranks if view.box.last_mark), default=0.0)
-    for view in views:
+    shown = _choice(verdict, views)
+    for view in shown:
         table.add_row(*_row(view, newest))
     console.print(table)
-    for view in views:
+    if len(shown) < len(views):
+        console.print(Text(f"{len(views) - len(shown)} more ranks; --rank R shows one of them, --json all"))
+    for view in shown:
         for said in view.box.messages[-3:]:
             line = f"rank {view.box.rank}, step {said.step}: {said.level}: {literal(said.text)}"
             console.print(Text(line, style="yellow" if said.level == "warning" else ""))
+
+
+def _choice(verdict: Verdict, views: Sequence[RankView]) -> list[RankView]:
+    """All ranks, or of many those that stopped first, those that are behind, and the lowest of the others."""
+    special = {*verdict.first, *verdict.behind}
+    ranked = sorted(views, key=lambda view: (view.box.rank not in special, view.box.rank))
+    return sorted(ranked[:_ROWS], key=lambda view: view.box.rank)
 
 
 def _row(view: RankView, newest: float) -> list[str | Text]:

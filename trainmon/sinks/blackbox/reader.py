@@ -261,7 +261,8 @@ def _slots(content: bytes, ring: Ring, name: str, box: Box, least: int) -> list[
     """The slots that hold something, each with its record's number; torn ones are for the caller to find."""
     found = []
     for index in range(ring.count):
-        slot = content[ring.offset + index * ring.size :][: ring.size]
+        start = ring.offset + index * ring.size
+        slot = content[start : start + ring.size]
         if len(slot) < least:
             break
         number = int.from_bytes(slot[:4], "little")
