@@ -235,13 +235,25 @@ def test_state_of_tables_goes_on_alike() -> None:
     assert {alarm.series for alarm in said} == {"grad/norm/a", "grad/norm/b", "grad/norm/c"}
 
 
-def test_a_state_of_other_rules_is_not_taken() -> None:
-    judge = Judge(RULES)
-    for step, row in enumerate(_story(1, 60), start=1):
-        judge.look(step, row)
-    other = Judge(RULES[:-1])
-    assert not other.load_state_dict(judge.state_dict())
-    assert other.step == 0
+def test_of_a_state_of_other_rules_what_both_have_goes_on() -> None:
+    rows = _story(3, 120)
+    first = Judge(RULES)
+    for step, row in enumerate(rows[:60], start=1):
+        first.look(step, row)
+    kept = RULES[1]  # loss spike
+    new = Rule("new", ("loss/global", "grad/norm"), "zclip")
+    both, alone = Judge([new, kept]), Judge([new])
+    assert not both.load_state_dict(first.state_dict())
+    assert both.step == 60
+    said = []
+    for step, row in enumerate(rows[60:], start=61):
+        expected = [alarm for alarm in first.look(step, row).alarms if alarm.rule.name == kept.name]
+        fresh = alone.look(step, row).alarms
+        found = both.look(step, row).alarms
+        assert repr([alarm for alarm in found if alarm.rule.name == kept.name]) == repr(expected)
+        assert repr([alarm for alarm in found if alarm.rule.name == "new"]) == repr(fresh)
+        said += expected
+    assert said, "the story must hold something to say"
 
 
 def test_a_restarted_judge_has_forgotten() -> None:

@@ -291,6 +291,29 @@ def test_state_restored_anywhere_goes_on_with_the_same_bits(rule: str) -> None:
     np.testing.assert_array_equal(first.state, fresh.state)
 
 
+@pytest.mark.parametrize("rule", RULES_WITH_TWIN)
+def test_a_bank_goes_on_from_the_states_that_another_has_in_common(rule: str) -> None:
+    rng = np.random.default_rng(17)
+    values = np.exp(rng.normal(size=(90, 3)))
+    parameters = SMALL.get(rule, {})
+    other = {"skip_step_sigma": {"k": 3.0}} if rule != "skip_step_sigma" else {"zclip": {"z": 2.0}}
+    (added, its), *_ = other.items()
+    old = DetectorBank([Detector(rule, parameters, ("a", "b")), only], ("a", "b", "c"))
+    old.update(values[:40])
+    # Other order, other series beside, another rule; and the same rule with other parameters.
+    changed = DetectorBank([Detector(added, its), only, Detector(rule, parameters, ("b", "d"))], ("d", "b"))
+    assert changed.take_over(old) == 1
+    alone = DetectorBank([only, Detector(rule, parameters)], ("b",))
+    alone.update(values[:40, 1:2])
+    fresh = DetectorBank([Detector(added, its), only, Detector(rule, parameters, ("d",))], ("d", "b"))
+    column = np.exp(rng.normal(size=50))
+    found = changed.describe(changed.update(np.column_stack([column, values[40:, 1]])))
+    expected = fresh.describe(fresh.update(np.column_stack([column, values[40:, 1]])))
+    expected += alone.describe(alone.update(values[40:, 1:2]))
+    assert sorted(found, key=str) == sorted(expected, key=str)
+    assert DetectorBank([Detector(added, its)], ("x", "y")).take_over(old) == 0
+
+
 def test_the_state_is_a_copy_and_survives_a_file(tmp_path: Any) -> None:
     bank = DetectorBank(["mad", "stability_score"], 2)
     bank.update(np.random.default_rng(0).normal(size=(200, 2)))

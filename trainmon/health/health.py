@@ -337,7 +337,10 @@ class Health:
         if state.get("format") != _FORMAT:
             raise ValueError("this is no health state, or one of another version of trainmon")
         try:
-            kept = self._late.load_state_dict(state["late"]) and self._gate.load_state_dict(state["gate"])
+            same = [
+                judge.load_state_dict(state[name])
+                for name, judge in (("late", self._late), ("gate", self._gate))
+            ]
             self._machine.load_state_dict(state["machine"])
             self._spikes.load_state_dict(state["spikes"])
             self.nonfinite_steps = int(state["nonfinite_steps"])
@@ -347,8 +350,6 @@ class Health:
         self._episode.restart()
         self._at_gate = {}
         text = f"health restored: {self.state.name.lower()}"
-        if not kept:
-            self._late.restart()
-            self._gate.restart()
-            text += "; the rules are others than those of the state, so detectors start anew"
+        if not all(same):
+            text += "; the rules are others than those of the state: detectors that both have go on, new ones start"
         return [Told("info", "health_restored", text, step)]

@@ -328,32 +328,38 @@ class Judge:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> bool:
-        """Goes on from a state; False: it is of other rules, and all detectors start anew.
+        """Goes on from a state; False: it is of other rules, and only detectors that these share with them go on.
 
         Raises:
             ValueError: the state is damaged.
         """
         self.restart()
-        if list(state["rules"]) != [rule.key for rule in self.rules]:
-            return False
+        keys = [rule.key for rule in self.rules]
+        same = list(state["rules"]) == keys
         groups = []
         for entry in state["groups"]:
             words = np.frombuffer(base64.b64decode(entry["bank"]), "<i8").astype(np.int64)
             bank = DetectorBank.from_state(words, entry["names"])
             if len(entry["owners"]) != len(bank.detectors):
                 raise ValueError("the state of the rules is damaged: a bank has other detectors than it says")
-            groups.append(_Group(entry["names"], entry["owners"], bank, entry["table"]))
+            if same:
+                groups.append(_Group(entry["names"], entry["owners"], bank, entry["table"]))
+                continue
+            names = [name for name in entry["names"] if self.watches(name)]
+            if names:
+                groups.append(_Group.of(names, self.rules, entry["table"]))
+                groups[-1].bank.take_over(bank)
         self._groups = groups
         self._seen = {name for group in groups for name in group.names}
-        self._tables = {
-            group.table[0]: (group.table[1], group) for group in groups if group.table is not None
-        }
+        self._subjects = {}
+        numbers = {key: number for number, key in enumerate(keys)}
         self._watches = {
-            (int(number), str(series)): _Watch(int(run), bool(standing), int(quiet))
+            (numbers[state["rules"][number]], str(series)): _Watch(int(run), bool(standing), int(quiet))
             for number, series, run, standing, quiet in state["watches"]
+            if state["rules"][number] in numbers
         }
         self.step = int(state["step"])
-        return True
+        return same
 
 
 def _counts(series: str) -> bool:

@@ -323,6 +323,33 @@ class DetectorBank:
         bank._steps = steps
         return bank
 
+    def take_over(self, other: DetectorBank) -> int:
+        """Goes on from another bank's states, where rule, parameters and the series' name are the same.
+
+        Returns:
+            How many states were taken: pairs of a detector and a series. The rest stay as they are.
+        """
+        theirs = other._places()
+        taken = 0
+        for key, place in self._places().items():
+            if key in theirs:
+                self._words[place] = other._words[theirs[key]]
+                taken += 1
+        return taken
+
+    def _places(self) -> dict[tuple[int, bytes, str], slice]:
+        """Where the words of a rule with its parameters stand for a series; of equal detectors the first."""
+        kinds, parameters, starts, members = self._plan
+        words = _core.detector_words(kinds, parameters)
+        places: dict[tuple[int, bytes, str], slice] = {}
+        at = 0
+        for i, kind in enumerate(kinds.tolist()):
+            bits, size = parameters[i].tobytes(), int(words[i])
+            for member in members[starts[i] : starts[i + 1]].tolist():
+                places.setdefault((kind, bits, self._names[member]), slice(at, at + size))
+                at += size
+        return places
+
     def _members(self, detector: Detector) -> Int64:
         if detector.series is None:
             return np.arange(len(self._names), dtype=np.int64)
