@@ -24,7 +24,7 @@ class Counted(torch.Tensor):
     @staticmethod
     def __new__(cls, inner: torch.Tensor) -> Counted:
         self = torch.Tensor._make_wrapper_subclass(
-            cls, inner.shape, dtype=inner.dtype, device=inner.device, requires_grad=False
+            cls, inner.shape, inner.stride(), dtype=inner.dtype, device=inner.device, requires_grad=False
         )
         self.inner = inner
         return self

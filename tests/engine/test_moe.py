@@ -255,6 +255,17 @@ def test_forecasts_are_made_for_each_micro_batch(tmp_path: Path) -> None:
     assert record["moe/max_vio/x"] == 1.0 and record["moe/max_vio_micro/x"] == 3.0
 
 
+def test_counts_that_are_no_experts_are_refused(tmp_path: Path) -> None:
+    with attach(nn.Linear(1, 1), tmp_path) as mon:
+        mon.experts("x", counts=[1, 2], first_expert=3, num_experts=4)
+        mon.step_end()
+        mon.experts("x", counts=[1, 2], first_expert=2, num_experts=4)
+        mon.step_end()
+    (said,) = events(tmp_path, "probe_failed")
+    assert "x has 4 experts: there are no counts of experts 3 to 4" in said["text"]
+    assert loads(tmp_path, "x", 2)[-2:] == [1, 2]
+
+
 def test_ages_windows_and_layers_that_come_later(tmp_path: Path) -> None:
     with attach(nn.Linear(1, 1), tmp_path, span=3, hold=2) as mon:
         for step in range(1, 7):

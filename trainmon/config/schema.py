@@ -136,7 +136,7 @@ class GradientsConfig:
 class ActivationsConfig:
     """What flows through modules in training: norm, largest value, NaN and infinities of each selected module."""
 
-    every: int | None = key(100, "Every how many steps.", minimum=1, aliases=_STEP_ALIASES)
+    every: int | None = key(20, "Every how many steps.", minimum=1, aliases=_STEP_ALIASES)
     window: Window | None = key(None, f"The steps that are looked at{_INHERIT}.")
     forward: bool = key(True, "Activations.")
     backward: bool = key(False, "Gradients of activations.")

@@ -98,6 +98,25 @@ class _Call:
     table: Lazy
 
 
+@dataclass(frozen=True, slots=True)
+class _Heads:
+    """Where a layer's heads stand: the number of the first, how many, and the place of the first."""
+
+    first: int
+    count: int
+    start: int
+
+
+class _Step:
+    """What the calls of a step add up to, by layer and head."""
+
+    def __init__(self, layers: int, heads: int) -> None:
+        self.seen, self.summed = np.zeros(layers, np.bool_), np.zeros(layers, np.bool_)
+        self.max = np.full(layers, -np.inf)
+        self.sums = np.zeros((layers, len(ATTENTION_COLUMNS)))
+        self.heads, self.scaled = np.full(heads, -np.inf), np.full(heads, -np.inf)
+
+
 class AttentionProbe:
     """Publishes ``attention/max_logit``, ``attention/mean_sum`` and what belongs to them, of the model and of each layer;
     with ``per_head`` each head's largest logit, with ``tau`` the factors of QK-clip.
@@ -148,7 +167,10 @@ class AttentionProbe:
             f"{layer}/{head}" for layer, (first, end) in self._heads.items() for head in range(first, end)
         )
         self._layer_index = {layer: index for index, layer in enumerate(layers)}
-        self._head_index = {head: index for index, head in enumerate(heads)}
+        self._head_places, start = {}, 0
+        for layer, (first, end) in self._heads.items():
+            self._head_places[layer] = _Heads(first, end - first, start)
+            start += end - first
         self._max = registry.part("attention.max", "max", subjects=layers)
         self._max_heads = registry.part("attention.max_heads", "max", subjects=heads)
         self._sums = {name: registry.part(f"attention.{name}", "sum", subjects=layers) for name in _SUMS}
@@ -231,13 +253,15 @@ class AttentionProbe:
 
         def write(frame: Frame, read: Sequence[Floats]) -> None:
             bad: list[tuple[_Call, float]] = []
+            step = _Step(len(self._layer_index), self._max_heads.own)
             for call, values in zip(calls, read, strict=True):
                 largest = values if call.only_max else values[0]
                 if call.layer in self._layer_index:
-                    self._write(frame, call, largest, None if call.only_max else values)
+                    self._add(step, call, largest, None if call.only_max else values)
                 worst = float(largest.max(initial=-np.inf))
                 if np.isnan(worst) or worst == np.inf:
                     bad.append((call, worst))
+            self._fill(frame, step)
             if bad:
                 call, worst = bad[0]
                 self._context.found(
@@ -255,19 +279,31 @@ class AttentionProbe:
 
         return Sample([call.table for call in calls], write)
 
-    def _write(self, frame: Frame, call: _Call, largest: Floats, columns: Floats | None) -> None:
+    def _add(self, step: _Step, call: _Call, largest: Floats, columns: Floats | None) -> None:
         layer = self._layer_index[call.layer]
-        frame.add(self._max, float(largest.max(initial=-np.inf)), layer)
-        of_heads = not call.only_max or largest.size > 1
-        for head, value in enumerate(largest.tolist() if of_heads else (), start=call.first_head):
-            index = self._head_index.get(f"{call.layer}/{head}")
-            if index is not None and value != -np.inf:
-                frame.add(self._max_heads, value, index)
-                if self._tau is not None and call.scaled:
-                    frame.add(self._scaled, value, index)
+        step.seen[layer] = True
+        step.max[layer] = np.maximum(step.max[layer], largest.max(initial=-np.inf))  # NaN wins
+        place = self._head_places.get(call.layer)
+        known = place is not None and call.first_head >= place.first
+        if place is not None and known and (largest.size > 1 or not call.only_max):
+            first, end = place.start + call.first_head - place.first, place.start + place.count
+            some = largest[: max(end - first, 0)]
+            step.heads[first : first + some.size] = np.maximum(step.heads[first : first + some.size], some)
+            if call.scaled:
+                step.scaled[first : first + some.size] = np.maximum(
+                    step.scaled[first : first + some.size], some
+                )
         if columns is not None and self._mine(call.layer, call.first_head):
             sums = columns.sum(axis=1)
-            for name, part in self._sums.items():
-                value = float(sums[_COLUMN[name]])
-                # Rows from a kernel come without keys.
-                frame.add(part, value if sums[_COLUMN["keys"]] > 0 or name != "sum_z" else 0.0, layer)
+            if sums[_COLUMN["keys"]] == 0:  # rows from a kernel come without keys
+                sums[_COLUMN["sum_z"]] = 0.0
+            step.sums[layer] += sums
+            step.summed[layer] = True
+
+    def _fill(self, frame: Frame, step: _Step) -> None:
+        frame.fill(self._max, step.max, step.seen)
+        frame.fill(self._max_heads, step.heads, step.heads != -np.inf)
+        if self._tau is not None:
+            frame.fill(self._scaled, step.scaled, step.scaled != -np.inf)
+        for name, part in self._sums.items():
+            frame.fill(part, step.sums[:, _COLUMN[name]], step.summed)

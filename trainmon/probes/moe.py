@@ -204,7 +204,13 @@ class MoeProbe:
         call = _Call(event.layer, event.micro, event.first_expert)
         experts = self._experts.get(event.layer, 0) if event.experts is None else event.experts
         if event.counts is not None:
-            experts = experts or event.first_expert + math.prod(np.shape(event.counts))
+            end = event.first_expert + math.prod(np.shape(event.counts))
+            experts = experts or end
+            if end > experts:
+                raise ValueError(
+                    f"{event.layer} has {experts} experts: there are no counts of experts {event.first_expert} to "
+                    f"{end - 1}"
+                )
             call.reads["counts"] = backend.vector(event.counts)
         elif event.indices is not None:
             if not experts:
