@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.engine.test_engine import monitor, steps_of
+from tests.engine.test_engine import events_of, monitor, steps_of
 from trainmon.backend import Backend
 from trainmon.backend.host import HostBackend
 from trainmon.events import MicroEnd, StepBegin, StepEnd, TokenLosses, TrainBegin, TrainEnd
@@ -108,3 +108,19 @@ def test_parts_that_nobody_wants_cost_nothing(tmp_path: Path) -> None:
     mon.close(status="completed")
     (record,) = steps_of(tmp_path)
     assert not [name for name in record if name.startswith("loss/part")]
+
+
+def test_a_part_that_is_not_finite_is_named_before_the_loss_that_it_goes_into(tmp_path: Path) -> None:
+    mon = monitor(tmp_path)
+    mon.begin(TrainBegin())
+    for step in range(1, 3):
+        mon.handle(StepBegin(step, float(step)))
+        bad = np.nan if step == 2 else 1.0
+        for micro in range(2):
+            value = bad if micro else 1.0
+            mon.handle(MicroEnd(step, micro, value, 3, parts={"main": 1.0, "[/b]aux": value}))
+        mon.handle(StepEnd(step, step + 1.0))
+    mon.close()
+    (told,) = [event for event in events_of(tmp_path) if event.get("kind") == "nonfinite_loss"]
+    assert told["text"] == "loss of [/b]aux is not finite in micro-batch 1 of step 2; then loss"
+    assert [one["name"] for one in told["data"]["findings"]] == ["[/b]aux", ""]

@@ -10,8 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from trainmon.backend.base import Lazy
 from trainmon.events import MicroEnd, StepBegin, StepEnd, TokenLosses
+from trainmon.findings import LAST_CALL, Finding
 from trainmon.frame import Floats, Frame, Registry, ratio
 from trainmon.ops import position_buckets
 from trainmon.probes.base import ProbeContext, Sample
@@ -27,6 +30,7 @@ class _Seen:
     value: Lazy
     tokens: Lazy | None
     is_sum: bool
+    micro: int | None
 
 
 class LossPartsProbe:
@@ -76,12 +80,12 @@ class LossPartsProbe:
         self._parts, self._buckets = [], []
 
     def on_micro_end(self, event: MicroEnd) -> None:
-        self._take_parts(event.parts, event.tokens, event.reduction == "sum")
+        self._take_parts(event.parts, event.tokens, event.reduction == "sum", event.micro)
         if event.token_losses is not None:
             self._take_tokens(event.token_losses)
 
     def close(self, event: StepEnd) -> Sample:
-        self._take_parts(event.loss_parts, None, False)
+        self._take_parts(event.loss_parts, None, False, None)
         parts, buckets = self._parts, self._buckets
         self._parts, self._buckets = [], []
         fresh = dict.fromkeys(part.name for part in parts if part.name not in self._index)
@@ -93,6 +97,7 @@ class LossPartsProbe:
         lazies += [lazy for _, lazy in buckets]
 
         def write(frame: Frame, read: Sequence[Floats]) -> None:
+            self._find(event.step, parts, read)
             if not self._context.begin.layout.counts_tokens:
                 return
             values, rest = read[: len(parts)], iter(read[len(parts) :])
@@ -108,18 +113,29 @@ class LossPartsProbe:
 
         return Sample(lazies, write)
 
+    def _find(self, step: int, parts: Sequence[_Seen], read: Sequence[Floats]) -> None:
+        """The first part that is not finite; the loss that it goes into comes after it."""
+        weights = iter(read[len(parts) :])
+        for part, value in zip(parts, read, strict=False):
+            weight = 1.0 if part.tokens is None else float(next(weights)[0])
+            if weight > 0 and not np.isfinite(value[0]):
+                series = f"loss/part/{part.name}"
+                found = Finding(step, "forward", "loss", part.name, series, part.micro, LAST_CALL - 1)
+                self._context.found(found)
+                return
+
     def _add(self, frame: Frame, kind: str, index: int, total: float, weight: float) -> None:
         s, n = self._frame_parts[kind]
         frame.add(s, total, index)
         frame.add(n, weight, index)
 
-    def _take_parts(self, parts: Mapping[str, Any], tokens: Any, is_sum: bool) -> None:
+    def _take_parts(self, parts: Mapping[str, Any], tokens: Any, is_sum: bool, micro: int | None) -> None:
         if not (self._shows_parts and parts):
             return
         scalar = self._context.backend.scalar
         weight = None if tokens is None else scalar(tokens)
         for name, value in parts.items():
-            self._parts.append(_Seen(name, scalar(value), weight, is_sum and weight is not None))
+            self._parts.append(_Seen(name, scalar(value), weight, is_sum and weight is not None, micro))
 
     def _take_tokens(self, tokens: TokenLosses) -> None:
         sums = self._context.backend.bucket_sums
