@@ -294,6 +294,42 @@ def test_compiled_after_the_hooks_were_put_there(tmp_path: Path) -> None:
     assert rows(tmp_path)["0"]["activation/norm"] is None
 
 
+class Scripted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+        self.register_buffer("tokens_per_expert", torch.zeros(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x)  # type: ignore[no-any-return]
+
+
+def test_scripted_modules_are_left_out_and_lazy_ones_seen(tmp_path: Path) -> None:
+    model = nn.Sequential(torch.jit.script(Scripted()), nn.LazyLinear(2))
+    model(torch.ones(1, 2))
+    with attach(model, tmp_path, input=True, backward=True) as mon:
+        model(torch.ones(1, 2)).sum().backward()
+        mon.step_end()
+    assert rows(tmp_path)["1"]["activation/norm"] is not None
+    (said,) = events(tmp_path, "modules_compiled")
+    assert "2 selected modules" in said["text"] and "0, 0.linear;" in said["text"]
+
+
+def test_a_model_that_cannot_be_looked_into_trains_on(tmp_path: Path) -> None:
+    class Hidden(nn.Linear):
+        def named_children(self) -> Any:
+            raise RuntimeError("hidden")
+
+    model = nn.Sequential(Hidden(2, 2))
+    with attach(model, tmp_path) as mon:
+        model(torch.ones(1, 2)).sum().backward()
+        mon.step_end()
+    assert {said["text"].partition(":")[0] for said in events(tmp_path, "model_not_readable")} == {
+        "activations",
+        "moe",
+    }
+
+
 def test_a_broken_container_does_not_reach_the_loop(tmp_path: Path) -> None:
     class Trap(dict[str, Any]):
         def values(self) -> Any:

@@ -251,7 +251,7 @@ class TrackedLogits:
     def poll(self, micro: int) -> None:
         """Shows what is there now; the host empties it."""
         for layer, module in self._modules.items():
-            for name, value in (*module._buffers.items(), *vars(module).items()):
+            for name, value in (*module.named_buffers(recurse=False), *vars(module).items()):
                 if _is_number(value) and any(pattern.search(name) for pattern in self._names):
                     self._show(layer, value, micro)
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from torch import nn
 
 from trainmon.adapters.torch_loop.attention import AttentionHooks, TrackedLogits, attention_layers
 from trainmon.adapters.torch_loop.modules import ModuleHooks, hookable
 from trainmon.adapters.torch_loop.routers import ExpertHooks, moe_layers
+from trainmon.config import Selection
 from trainmon.events import AttentionSeen, ExpertsSeen, ModuleSeen, Observed
 from trainmon.monitor import TrainMonitor
 
 __all__ = ["Inside"]
+
+
+Modules = Mapping[str, nn.Module]
 
 
 class Inside:
@@ -32,47 +36,69 @@ class Inside:
     ) -> None:
         self._monitor, self._micro = monitor, micro
         self._paused = False
-        self._left_out: list[tuple[str, Sequence[str]]] = []
+        self._left_out: dict[str, Sequence[str]] = {}
         self._found: dict[str, int] = {}
         self._modules: ModuleHooks | None = None
         self._attention: AttentionHooks | None = None
         self._tracked: TrackedLogits | None = None
         self._experts: ExpertHooks | None = None
+        self._failed: dict[str, Exception] = {}
         config = monitor.config
-        if config.activations is None and config.attention is None and config.moe is None:
-            self.observed = Observed()
-            return
-        modules, compiled = hookable(model, name_of)
-        chosen: dict[str, nn.Module] = {}
-        if config.activations is not None:
-            selection = config.selection("activations")
-            chosen = {name: module for name, module in modules.items() if name in selection}
-            self._found["activations"] = len(chosen)
-            self._modules = ModuleHooks(chosen, config.activations.flows, monitor, micro)
-            self._left_out.append(("activations", [name for name in compiled if name in selection]))
-        if config.attention is not None:
-            selection = config.selection("attention")
-            wanted = {name: module for name, module in modules.items() if name in selection}
-            found = attention_layers(wanted, config.attention.layers) if config.attention.hooks else {}
-            self._found["attention"] = len(found) if config.attention.hooks else len(wanted)
-            self._attention = AttentionHooks(found, monitor, micro)
-            self._tracked = TrackedLogits(wanted, config.attention.tracked, monitor)
-            if not found and config.attention.hooks:
-                self._left_out.append(("attention", [name for name in compiled if name in selection]))
-        if config.moe is not None:
-            selection, moe = config.selection("moe"), config.moe
-            mixtures = moe_layers(
-                modules, compiled, routers=moe.routers or (), counters=moe.counters, biases=moe.biases
+        wanted = {
+            section: watch
+            for section, watch in (
+                ("activations", self._watch_modules),
+                ("attention", self._watch_attention),
+                ("moe", self._watch_experts),
             )
-            mixtures = [layer for layer in mixtures if layer.name in selection]
-            self._found["moe"] = len(mixtures)
-            self._experts = ExpertHooks(mixtures, monitor, micro, hooks=moe.hooks)
-            self._left_out.append(("moe", [x.name for x in mixtures if not (x.hookable or x.counters)]))
-        self.observed = Observed(
-            modules=list(chosen),
+            if getattr(config, section) is not None
+        }
+        for section, watch in wanted.items():
+            try:  # models are of many kinds, and none may keep a run from beginning
+                watch(*hookable(model, name_of), config.selection(section))
+            except Exception as error:
+                self._failed[section] = error
+        self.observed = self._observed()
+
+    def _observed(self) -> Observed:
+        return Observed(
+            modules=[] if self._modules is None else self._modules.names,
             attention=[] if self._attention is None else self._attention.known(),
             experts=[] if self._experts is None else self._experts.known(),
         )
+
+    def _watch_modules(self, modules: Modules, compiled: Modules, selection: Selection) -> None:
+        config = self._monitor.config.activations
+        if config is None:
+            return
+        chosen = {name: module for name, module in modules.items() if name in selection}
+        self._found["activations"] = len(chosen)
+        self._left_out["activations"] = [name for name in compiled if name in selection]
+        self._modules = ModuleHooks(chosen, config.flows, self._monitor, self._micro)
+
+    def _watch_attention(self, modules: Modules, compiled: Modules, selection: Selection) -> None:
+        config = self._monitor.config.attention
+        if config is None:
+            return
+        chosen = {name: module for name, module in modules.items() if name in selection}
+        found = attention_layers(chosen, config.layers) if config.hooks else {}
+        self._found["attention"] = len(found) if config.hooks else len(chosen)
+        if not found and config.hooks:
+            self._left_out["attention"] = [name for name in compiled if name in selection]
+        self._attention = AttentionHooks(found, self._monitor, self._micro)
+        self._tracked = TrackedLogits(chosen, config.tracked, self._monitor)
+
+    def _watch_experts(self, modules: Modules, compiled: Modules, selection: Selection) -> None:
+        config = self._monitor.config.moe
+        if config is None:
+            return
+        every = moe_layers(
+            modules, compiled, routers=config.routers or (), counters=config.counters, biases=config.biases
+        )
+        layers = [layer for layer in every if layer.name in selection]
+        self._found["moe"] = len(layers)
+        self._left_out["moe"] = [layer.name for layer in layers if not (layer.hookable or layer.counters)]
+        self._experts = ExpertHooks(layers, self._monitor, self._micro, hooks=config.hooks)
 
     def install(self, step: int) -> None:
         """The run has begun; says what can't be looked at."""
@@ -82,20 +108,25 @@ class Inside:
                 targets = ", ".join(repr(pattern.pattern) for pattern in part.target)
                 text = f"{section}.target ({targets}) selects nothing of this model that {section} looks at"
                 self._monitor.say("warning", "nothing_selected", text, step=step)
-        if self._modules is not None and self._monitor.listens(ModuleSeen):
-            self._modules.install()
-        if self._attention is not None and self._monitor.listens(AttentionSeen):
-            self._attention.install()
-        if self._experts is not None and self._monitor.listens(ExpertsSeen):
-            self._experts.install()
-        for section, names in self._left_out:
+        hooks = (("activations", self._modules, ModuleSeen), ("attention", self._attention, AttentionSeen))
+        for section, watcher, kind in (*hooks, ("moe", self._experts, ExpertsSeen)):
+            if watcher is not None and self._monitor.listens(kind):
+                try:
+                    watcher.install()
+                except Exception as error:
+                    watcher.remove()
+                    self._failed[section] = error
+        for section, failure in self._failed.items():
+            text = f"{section}: this model can't be looked into: {type(failure).__name__}: {failure}"
+            self._monitor.say("warning", "model_not_readable", text, step=step)
+        for section, names in self._left_out.items():
             if names:
                 shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
                 self._monitor.say(
                     "warning",
                     "modules_compiled",
-                    f"{section}: {len(names)} selected modules lie inside torch.compile, where no hook is called: "
-                    f"{shown}; the compiled module as a whole can be looked at, or compile later",
+                    f"{section}: {len(names)} selected modules lie inside torch.compile or TorchScript, where no hook is "
+                    f"called: {shown}; the compiled module as a whole can be looked at, or compile later",
                     step=step,
                 )
 

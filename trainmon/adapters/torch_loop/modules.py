@@ -44,7 +44,8 @@ def hookable(
         if id(module) in known:
             return
         known.add(id(module))
-        inside = inside or getattr(module, "_compiled_call_impl", None) is not None
+        scripted = isinstance(module, torch.jit.ScriptModule)
+        inside = inside or scripted or getattr(module, "_compiled_call_impl", None) is not None
         plain = plain_name(name + ".").rstrip(".")
         plain = plain if name_of is None or not plain else name_of(plain)
         if plain and plain not in found:
@@ -130,6 +131,10 @@ class ModuleHooks:
         self._monitor, self._micro = monitor, micro
         self._handles: list[Any] = []
         self._gradient_handles: list[Any] = []
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._modules)
 
     def install(self) -> None:
         for name, module in self._modules.items():

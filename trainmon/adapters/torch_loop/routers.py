@@ -88,7 +88,7 @@ def moe_layers(
     for name, module in everything.items():
         children = dict(module.named_children())
         router = next((children[child] for child in _ROUTERS if child in children), None)
-        held = [counter for counter in module._buffers if any(p.search(counter) for p in counters)]
+        held = next(_own(module, counters, False), None) is not None
         routed = "experts" in children and router is not None
         inner = any(name.startswith(f"{layer}.") for layer in found)
         if routed or (held and not inner):
@@ -289,6 +289,13 @@ def _places(
     module: nn.Module, patterns: Sequence[re.Pattern[str]], parameters: bool
 ) -> Iterator[tuple[nn.Module, str]]:
     for child in module.modules():
-        for name, tensor in (*child._buffers.items(), *(child._parameters.items() if parameters else ())):
-            if tensor is not None and any(pattern.search(name) for pattern in patterns):
-                yield child, name
+        for name in _own(child, patterns, parameters):
+            yield child, name
+
+
+def _own(module: nn.Module, patterns: Sequence[re.Pattern[str]], parameters: bool) -> Iterator[str]:
+    """Buffers of the module itself by name, and parameters if they are asked for."""
+    named = module.named_parameters(recurse=False) if parameters else ()
+    for name, _ in (*module.named_buffers(recurse=False), *named):
+        if any(pattern.search(name) for pattern in patterns):
+            yield name
