@@ -82,11 +82,13 @@ class MomentsProbe:
         names: dict[str, Sequence[str]] = {}
         lazies = []
         for state, view in views.items():
-            mine = np.flatnonzero(owned_flags(view)).tolist()
-            names[state] = [view.names[index] for index in mine]
-            lazies.append(
-                backend.squares([view.tensors[index] for index in mine], negatives=_is_square(state))
-            )
+            owned, tensors = owned_flags(view), view.tensors
+            names[state] = view.names
+            if not owned.all():
+                mine = np.flatnonzero(owned).tolist()
+                names[state] = [view.names[index] for index in mine]
+                tensors = [view.tensors[index] for index in mine]
+            lazies.append(backend.squares(tensors, negatives=_is_square(state)))
         new = [self._rows.extend(column) for column in names.values()] if self._per_parameter else []
         if self._add(tuple(views)) or any(new):
             self.stale = True

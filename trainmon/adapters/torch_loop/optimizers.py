@@ -125,12 +125,16 @@ class OptimizerView:
         columns: dict[str, tuple[list[str], list[torch.Tensor], list[ShardInfo]]] = {}
         sliced = _holds_slices(self._optimizer)
         for parameter, name, shard, state in self._states():
+            in_pieces = is_dtensor(parameter)
             for key, value in state.items():
                 if key in _NO_MOMENTS or not _is_numbers(value):
                     continue
-                names, tensors, shards = columns.setdefault(_CANONICAL.get(key, key), ([], [], []))
+                column = columns.get(key)
+                if column is None:
+                    column = columns[key] = [], [], []
+                names, tensors, shards = column
                 names.append(name)
-                if not is_dtensor(parameter):
+                if not in_pieces:
                     tensors.append(value)
                     shards.append(
                         _WHOLE if sliced else shard
@@ -141,7 +145,11 @@ class OptimizerView:
                     shards.append(shard)
                 else:
                     shards.append(ShardInfo(owner=owns_by_coordinate(value, shard.owner)))
-        return {key: TensorView(*column) for key, column in columns.items()}
+        views: dict[str, TensorView] = {}
+        for key, column in columns.items():
+            name, view = _CANONICAL.get(key, key), TensorView(*column)
+            views[name] = _joined(views[name], view) if name in views else view
+        return views
 
     def masters(self) -> TensorView:
         if not self._keeps_masters():
@@ -212,6 +220,13 @@ class OptimizerView:
             known = self._parameters.known(parameter)
             if known is not None:
                 yield parameter, *known, state or {}
+
+
+def _joined(one: TensorView, other: TensorView) -> TensorView:
+    """Of optimizers that name the same state differently."""
+    return TensorView(
+        [*one.names, *other.names], [*one.tensors, *other.tensors], [*one.shards, *other.shards]
+    )
 
 
 def _is_numbers(value: Any) -> bool:

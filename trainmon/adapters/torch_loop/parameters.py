@@ -50,6 +50,7 @@ class ParameterList:
         self._owned: Collection[str] | None = None  # None: all
         self._masters: dict[int, torch.nn.Parameter] = {}  # by the id of the model's parameter
         self._places: list[ShardInfo] = []
+        self._known: dict[int, tuple[str, ShardInfo]] = {}
         self.partial: str | None = None
         self.names: list[str] = []
         self.parameters: list[torch.nn.Parameter] = []
@@ -80,7 +81,7 @@ class ParameterList:
         self._master_ids = copies
         for key, master in self._masters.items():
             self._name_of[id(master)] = self._name_of[key]
-        self._places = []
+        self._places, self._known = [], {}
 
     def _inner(self) -> list[torch.optim.Optimizer]:
         return optimizers_of(self._optimizer)
@@ -111,14 +112,15 @@ class ParameterList:
 
     def take_owners(self, owned: Collection[str]) -> None:
         self._owned = owned
-        self._places = []
+        self._places, self._known = [], {}
 
     def known(self, parameter: torch.nn.Parameter) -> tuple[str, ShardInfo] | None:
         """Name and ownership of a trainable parameter or of its master; None for any other."""
-        name = self._name_of.get(id(parameter))
-        if name is None:
-            return None
-        return name, OWNED if self._owned is None or name in self._owned else REPLICA
+        if not self._known:
+            for key, name in self._name_of.items():
+                owned = self._owned is None or name in self._owned
+                self._known[key] = name, OWNED if owned else REPLICA
+        return self._known.get(id(parameter))
 
     def master(self, parameter: torch.nn.Parameter) -> bool:
         """Whether this is a master that the optimizer updates in a parameter's stead."""
