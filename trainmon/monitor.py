@@ -150,6 +150,7 @@ class TrainMonitor:
         self._report: _Report | None = None
         overhead = self.config.overhead
         self._governor = None if overhead is None else Governor(overhead, self._slots)
+        self._shared: tuple[str, ...] | None = None  # parameters whose owners are known
         self._rankwise: RankWise | None = None
         self._replicas: Replicas | None = None
         self._supervision: Supervision | None = None
@@ -534,7 +535,8 @@ class TrainMonitor:
         merging: Merging | None = None
         if self._merges:
             frame.set(self._config_changed, float(self._proposed is not None))
-            frame.set(self._stale, float(any(slot.probe.stale for slot in self._slots)))
+            stale = self._names_moved() or any(slot.probe.stale for slot in self._slots)
+            frame.set(self._stale, float(stale))
             frame.set(self._alarm, float(bool(messages or findings)))
             try:
                 merging = self._group.merge(*frame.pack())
@@ -759,6 +761,7 @@ class TrainMonitor:
         if not self._merges:
             return
         model = self._begin_event.model
+        self._shared = None if model is None else tuple(model.parameter_names())
         watchers = [slot.probe for slot in self._slots if isinstance(slot.probe, LayerWatcher)]
         try:
             pieces = None if model is None else share_pieces(model, self._group)
@@ -769,6 +772,11 @@ class TrainMonitor:
             return
         if self._replicas is not None and model is not None and pieces is not None:
             self._replicas.register(model.parameter_names(), pieces)
+
+    def _names_moved(self) -> bool:
+        """Whether the model has other parameters than those whose owners are known."""
+        model = self._begin_event.model
+        return model is not None and tuple(model.parameter_names()) != self._shared
 
     def _listen(self) -> None:
         self._listeners = {}

@@ -86,3 +86,61 @@ def test_evaluations_and_reloads_between_steps_of_fsdp(tmp_path: Path) -> None:
         for name, value in truth.items():
             assert record[name] == pytest.approx(value, rel=1e-5), (record["step"], name)
     assert found["events"] == []
+
+
+def _grow(directory: str) -> Any:
+    import torch
+    import torch.distributed as distributed
+    from torch import nn
+
+    import trainmon
+    from trainmon.sinks.jsonl import read_jsonl
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    config = {
+        "output_dir": directory,
+        "run_name": "r",
+        "sinks": {"log": False},
+        "weights": {"every": 1},
+        "updates": {"every": 1},
+    }
+    truth = []
+    with trainmon.attach(model, optimizer, config) as monitor:
+        for step in range(1, 7):
+            if step == 2:
+                model.append(nn.Linear(3, 3))
+                optimizer.param_groups[0]["params"].extend(model[1].parameters())
+            if step == 5:
+                model[0].weight.requires_grad_(False)
+                model[0].weight.grad = None
+            before = [p.detach().clone() for p in model.parameters()]
+            model(torch.ones(2, 3)).square().mean().backward()
+            monitor.grads_ready()
+            counted = [p for p in model.parameters() if p.requires_grad]
+            gradient = math.hypot(*(float(p.grad.norm()) for p in counted))
+            optimizer.step()
+            optimizer.zero_grad()
+            moved = [p.detach() - b for p, b in zip(model.parameters(), before, strict=True)]
+            truth.append(
+                {
+                    "grad/norm": gradient,
+                    "weight/norm": math.hypot(*(float(p.detach().norm()) for p in counted)),
+                    "update/norm": math.hypot(*(float(one.norm()) for one in moved)),
+                }
+            )
+            monitor.step_end()
+    if distributed.get_rank():
+        return None
+    scalars = read_jsonl(Path(directory) / "r/rank_0/scalars.jsonl")
+    return [record for record in scalars if "step" in record], truth
+
+
+def test_parameters_that_come_or_are_frozen_under_way_count_soon_on_many_ranks(tmp_path: Path) -> None:
+    scalars, truth = on_ranks(2, _grow, str(tmp_path))[0]
+    for record, expected in zip(scalars, truth, strict=True):
+        if record["step"] in (2, 3, 5):
+            continue  # on their way into the layout: a report, and the step in which it is merged
+        for name, value in expected.items():
+            assert record[name] == pytest.approx(value, rel=1e-5), (record["step"], name)

@@ -127,13 +127,13 @@ class ParameterList:
         return id(parameter) in self._master_ids
 
     def weights(self) -> TensorView:
-        """This rank's pieces; meta tensors hold nothing and are left out."""
+        """This rank's pieces; meta tensors hold nothing and are left out, and so is what has been frozen since."""
         self.refresh()
         if len(self._places) != len(self.names):
             owned = [self._owned is None or name in self._owned for name in self.names]
             self._places = [place(*one) for one in zip(self.parameters, owned, strict=True)]
         names, tensors, shards = self.names, self.parameters, self._places
-        real = [index for index, parameter in enumerate(tensors) if not parameter.is_meta]
+        real = [index for index, one in enumerate(tensors) if one.requires_grad and not one.is_meta]
         if len(real) < len(tensors):
             names, tensors = [names[index] for index in real], [tensors[index] for index in real]
             shards = [shards[index] for index in real]
