@@ -10,6 +10,7 @@ switched off. All time that the training thread spends in here is measured.
 from __future__ import annotations
 
 import atexit
+import itertools
 import json
 import logging
 import os
@@ -156,6 +157,7 @@ class TrainMonitor:
         self._supervision: Supervision | None = None
         self._outbox: list[Told] = []
         self._findings: list[Finding] = []
+        self._order = itertools.count().__next__
         self._summary = Summary()
         self._overhead_marked = 0
         self._step_began: float | None = None
@@ -194,7 +196,7 @@ class TrainMonitor:
         self._began = time.perf_counter()
         self._begin_event = event
         self.step = event.resumed_step
-        context = ProbeContext(event, self._backend, self.say, self._found)
+        context = ProbeContext(event, self._backend, self.say, self._found, self._order)
         for slot in self._slots:
             slot.probe.begin(context)
             slot.fresh = False
@@ -828,7 +830,7 @@ class TrainMonitor:
         if self._host is not None:
             self._begin_event = replace(self._begin_event, observed=self._host.observe())
         self._slots = build_slots(new, keep=self._slots, changed=changed)
-        context = ProbeContext(self._begin_event, self._backend, self.say, self._found)
+        context = ProbeContext(self._begin_event, self._backend, self.say, self._found, self._order)
         for slot in self._slots:
             if slot.fresh:
                 slot.probe.begin(context)

@@ -313,6 +313,34 @@ def test_logits_that_are_not_finite(tmp_path: Path) -> None:
     assert heads(tmp_path, 2)["attn/0"]["attention/qk_clip_gamma"] == "", "null, never 0"
 
 
+def test_the_first_cause_is_told_across_sections(tmp_path: Path) -> None:
+    """In the order of the computation: embedding, the logits of its layer, that layer's output, the loss."""
+    model = nn.ModuleDict({"embed": nn.Linear(16, 16), "attn": Llama()})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    sections = {"attention": {"every": 1}, "activations": {"every": 1, "input": True}}
+    told = []
+    for bad in ("embed", "attn"):
+        keys = {"output_dir": str(tmp_path / bad), "run_name": "r", "sinks": ["jsonl"], **sections}
+        with trainmon.attach(model, optimizer, keys) as mon:
+            x = torch.randn(1, 4, 16)
+            with torch.no_grad():
+                layer = model.embed if bad == "embed" else model.attn.q_proj
+                layer.bias[0] = math.inf
+            loss = model.attn(model.embed(x)).square().mean()
+            loss.backward()
+            layer.bias.data[0] = 0.0
+            mon.micro_end(loss, 4)
+            mon.step_end()
+        said = [
+            e
+            for e in read_jsonl(tmp_path / bad / "r/rank_0/events.jsonl")
+            if e.get("kind", "").startswith("nonf")
+        ]
+        told.append(said[0]["text"])
+    assert told[0].startswith("output of embed is not finite") and "inputs were finite" in told[0]
+    assert told[1].startswith("output of attn.q_proj is not finite") and "inputs were finite" in told[1]
+
+
 def test_a_layer_that_raises_leaves_no_mode_behind(tmp_path: Path) -> None:
     class Broken(nn.Module):
         def __init__(self) -> None:

@@ -50,6 +50,7 @@ class _Call:
     module: str
     flow: Flow
     micro: int
+    order: int
     table: Lazy
 
 
@@ -97,7 +98,9 @@ class ActivationsProbe:
         row = self._index.get(event.module + _SUFFIX[event.flow])
         if row is not None and event.tensors:
             table = self._context.backend.summaries(event.tensors)
-            self._calls.append(_Call(row, event.module, event.flow, event.micro, table))
+            self._calls.append(
+                _Call(row, event.module, event.flow, event.micro, self._context.order(), table)
+            )
 
     def close(self, event: StepEnd) -> Sample:
         calls, self._calls = self._calls, []
@@ -137,9 +140,9 @@ class ActivationsProbe:
     def _report(self, step: int, calls: Sequence[_Call], tables: Sequence[Floats]) -> None:
         """The first of each flow, in the order of calls; those behind it got it passed on."""
         finite: dict[tuple[str, Flow], bool] = {}
-        first: dict[Flow, tuple[int, _Call, Floats, Role]] = {}
+        first: dict[Flow, tuple[_Call, Floats, Role]] = {}
         bad: Counter[Flow] = Counter()
-        for order, (call, table) in enumerate(zip(calls, tables, strict=True)):
+        for call, table in zip(calls, tables, strict=True):
             counts = table[:, 2:5].sum(axis=0)
             finite[call.module, call.flow] = not counts.any()
             if counts.any():
@@ -147,8 +150,8 @@ class ActivationsProbe:
                 source = _SOURCE.get(call.flow)
                 known = None if source is None else finite.get((call.module, source))
                 role: Role = "unknown" if known is None else "producer" if known else "propagator"
-                first.setdefault(call.flow, (order, call, counts, role))
-        for flow, (order, call, counts, role) in first.items():
+                first.setdefault(call.flow, (call, counts, role))
+        for flow, (call, counts, role) in first.items():
             self._context.found(
                 Finding(
                     step=step,
@@ -157,7 +160,7 @@ class ActivationsProbe:
                     name=call.module,
                     series=f"activation/nonfinite/{self._rows[call.row]}",
                     micro=call.micro,
-                    call=order,
+                    call=call.order,
                     role=role,
                     counts=kinds_of(counts.tolist()),
                     more=bad[flow] - 1,

@@ -93,6 +93,7 @@ class _Call:
     layer: str
     first_head: int
     micro: int
+    order: int
     only_max: bool
     scaled: bool
     table: Lazy
@@ -233,7 +234,8 @@ class AttentionProbe:
                 table = backend.attention_scores(logits.values, sample_rows=self._rows, seed=seed)
         only_max = isinstance(logits, MaxLogits)
         scaled = not isinstance(logits, Scores)
-        self._calls.append(_Call(event.layer, event.first_head, event.micro, only_max, scaled, table))
+        order = self._context.order()
+        self._calls.append(_Call(event.layer, event.first_head, event.micro, order, only_max, scaled, table))
 
     def _learn(self, event: AttentionSeen) -> None:
         """Layers and heads that are seen for the first time get their place: in this very report where there is one rank,
@@ -272,6 +274,7 @@ class AttentionProbe:
                         name=call.layer,
                         series="attention/max_logit",
                         micro=call.micro,
+                        call=call.order,
                         counts={"nan" if np.isnan(worst) else "+inf": 1},
                         more=len(bad) - 1,
                     )

@@ -6,7 +6,7 @@ the loss scale of their backward pass, as ``micro_end`` or ``grads_ready`` tells
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,6 +54,7 @@ class UnreducedProbe:
     def _reset(self) -> None:
         self._own: dict[tuple[int, str], list[Lazy]] = {}
         self._sums: dict[tuple[int, str], Lazy] = {}
+        self._orders: dict[tuple[int, str], int] = {}
         self._scales: dict[int, float] = {}
         self._scale = 1.0
         self._backward = False
@@ -108,11 +109,13 @@ class UnreducedProbe:
         if self._row(event.name) is not None:
             square = self._context.backend.square_sum([event.gradient])
             self._own.setdefault((event.micro, event.name), []).append(square)
+            self._orders.setdefault((event.micro, event.name), self._context.order())
 
     def _take_sum(self, event: GradientAccumulated) -> None:
         if self._device or self._row(event.name) is not None:
             square = self._context.backend.square_sum([event.gradient])
             self._sums[event.micro, event.name] = square
+            self._orders.setdefault((event.micro, event.name), self._context.order())
 
     def on_micro_end(self, event: MicroEnd) -> None:
         self._backward = True
@@ -127,7 +130,7 @@ class UnreducedProbe:
     def close(self, event: StepEnd) -> Sample:
         # A gradient that arrived in pieces (a checkpointed part that is used twice) has no norm of its own.
         own = {key: squares[0] for key, squares in self._own.items() if len(squares) == 1}
-        sums, scales, scale = self._sums, self._scales, self._scale
+        sums, orders, scales, scale = self._sums, self._orders, self._scales, self._scale
         if self._backward and not self._own and not sums:
             self._say_unseen(event.step)
         self._reset()
@@ -141,20 +144,21 @@ class UnreducedProbe:
             norms = np.sqrt(np.array([float(square[0]) for square in read]))
             keys = [*own, *sums]
             norms /= np.array([scales.get(micro, scale) for micro, _ in keys])
-            self._find(event.step, list(own), norms[: len(own)])
-            self._find(event.step, list(sums), norms[len(own) :])
+            self._find(event.step, list(own), norms[: len(own)], orders)
+            self._find(event.step, list(sums), norms[len(own) :], orders)
             self._write_rows(frame, "micro", list(own), norms[: len(own)])
             self._write_sums(frame, list(sums), norms[len(own) :])
 
         return Sample(lazies, write)
 
-    def _find(self, step: int, keys: list[tuple[int, str]], norms: Floats) -> None:
+    def _find(
+        self, step: int, keys: list[tuple[int, str]], norms: Floats, orders: Mapping[tuple[int, str], int]
+    ) -> None:
         """The first that is not finite, as they came in backward: the reduction gives it to all ranks."""
         bad = np.flatnonzero(~np.isfinite(norms))
         if not len(bad):
             return
-        call = int(bad[0])
-        micro, name = keys[call]
+        micro, name = keys[int(bad[0])]
         finding = Finding(
             step=step,
             stage="backward",
@@ -162,7 +166,7 @@ class UnreducedProbe:
             name=name,
             series="grad/norm_device",
             micro=micro,
-            call=call,
+            call=orders[micro, name],
             more=sum(keys[index][0] == micro for index in bad) - 1,
             note="before reduction",
         )

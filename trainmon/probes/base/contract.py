@@ -45,12 +45,14 @@ class ProbeContext:
     Attributes:
         say: tells the user something.
         found: takes a value that is not finite; in every step in which there is one: saying it is not the probe's part.
+        order: numbers what probes see one after the other, for ``Finding.call``.
     """
 
     begin: TrainBegin
     backend: Backend
     say: Say
     found: Callable[[Finding], None]
+    order: Callable[[], int]
 
 
 @dataclass(frozen=True, slots=True)
