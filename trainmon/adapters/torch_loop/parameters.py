@@ -50,6 +50,7 @@ class ParameterList:
         self._owned: Collection[str] | None = None  # None: all
         self._masters: dict[int, torch.nn.Parameter] = {}  # by the id of the model's parameter
         self._places: list[ShardInfo] = []
+        self._flags: list[ShardInfo] = []
         self._known: dict[int, tuple[str, ShardInfo]] = {}
         self.partial: str | None = None
         self.names: list[str] = []
@@ -81,7 +82,7 @@ class ParameterList:
         self._master_ids = copies
         for key, master in self._masters.items():
             self._name_of[id(master)] = self._name_of[key]
-        self._places, self._known = [], {}
+        self._places, self._flags, self._known = [], [], {}
 
     def _inner(self) -> list[torch.optim.Optimizer]:
         return optimizers_of(self._optimizer)
@@ -112,7 +113,7 @@ class ParameterList:
 
     def take_owners(self, owned: Collection[str]) -> None:
         self._owned = owned
-        self._places, self._known = [], {}
+        self._places, self._flags, self._known = [], [], {}
 
     def known(self, parameter: torch.nn.Parameter) -> tuple[str, ShardInfo] | None:
         """Name and ownership of a trainable parameter or of its master; None for any other."""
@@ -150,10 +151,23 @@ class ParameterList:
         written += [master._version for master in self._masters.values()]
         return hash(tuple(written))
 
+    def _ownership(self) -> list[ShardInfo]:
+        """Of all parameters; empty where this rank owns them all."""
+        if self._owned is None:
+            return []
+        if len(self._flags) != len(self.names):
+            self._flags = [OWNED if name in self._owned else REPLICA for name in self.names]
+        return self._flags
+
     def gradients(self) -> TensorView:
         """Gradients that are there, this rank's pieces, as dense tensors; a master's where there is one. Meta tensors
         hold nothing and are left out, and so is what is still a summand, whose norm says nothing; ``partial`` names
         one."""
+        if not self._in_pieces and not self._masters:  # the usual case, for many parameters
+            there = [parameter.grad for parameter in self.parameters]
+            awkward = [one is None or one.is_sparse or one.is_meta for one in there]
+            if True not in awkward:
+                return TensorView(self.names, there, self._ownership())
         names: list[str] = []
         tensors: list[torch.Tensor] = []
         shards: list[ShardInfo] = []
