@@ -7,8 +7,9 @@ the numbers when they have arrived, in this step or the next, and puts them into
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -52,7 +53,7 @@ class ProbeContext:
     backend: Backend
     say: Say
     found: Callable[[Finding], None]
-    order: Callable[[], int]
+    order: Callable[[], int] = field(default_factory=lambda: itertools.count().__next__)
 
 
 @dataclass(frozen=True, slots=True)
