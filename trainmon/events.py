@@ -471,6 +471,7 @@ class ExpertsSeen:
         dropped: how many of the assignments were dropped, one number.
         bias: of the router, one number an expert.
         placement: the rank of each expert.
+        previous: what an earlier routing of the same tokens chose, as ``indices`` [..., k].
     """
 
     layer: str
@@ -482,6 +483,7 @@ class ExpertsSeen:
     dropped: Any = None
     bias: Any = None
     placement: Any = None
+    previous: Any = None
 
 
 @dataclass(frozen=True, slots=True)

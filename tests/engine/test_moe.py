@@ -255,6 +255,21 @@ def test_forecasts_are_made_for_each_micro_batch(tmp_path: Path) -> None:
     assert record["moe/max_vio/x"] == 1.0 and record["moe/max_vio_micro/x"] == 3.0
 
 
+@pytest.mark.parametrize("backend", ["host", "torch"])
+def test_two_routings_of_the_same_tokens(tmp_path: Path, backend: Any) -> None:
+    now = torch.tensor([[0, 1], [2, 3], [1, 0], [3, 9]])
+    before = torch.tensor([[1, 0], [2, 0], [2, 3], [9, 3]])
+    with attach(nn.Linear(1, 1), tmp_path, backend=backend) as mon:
+        mon.experts("x", indices=now, num_experts=E, previous=before)
+        mon.experts("x", indices=now[:1], num_experts=E, previous=now[:1])
+        mon.step_end()
+        mon.experts("x", indices=now, num_experts=E)
+        mon.step_end()
+    first, second = steps(tmp_path)
+    assert first["moe/assign_churn/x"] == pytest.approx(1 - (2 + 1 + 0 + 1 + 2) / 10)
+    assert "moe/assign_churn/x" not in second
+
+
 def test_counts_that_are_no_experts_are_refused(tmp_path: Path) -> None:
     with attach(nn.Linear(1, 1), tmp_path) as mon:
         mon.experts("x", counts=[1, 2], first_expert=3, num_experts=4)

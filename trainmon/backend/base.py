@@ -144,6 +144,11 @@ class Backend(Protocol):
         ``[count + 1]``."""
         ...
 
+    def common(self, before: Any, after: Any, count: int) -> Lazy:
+        """How many of the ids 0 .. count - 1 two rows of integers [..., k] have in common, summed over the rows, and how
+        many ids ``after`` has in all, shape ``[2]``."""
+        ...
+
     def vector(self, value: Any) -> Lazy:
         """All numbers of a number or small tensor, one axis."""
         ...

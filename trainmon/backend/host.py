@@ -15,6 +15,7 @@ from trainmon.ops import (
     AttentionLogits,
     AttentionRows,
     LossAccumulator,
+    assign_churn,
     attention_logits,
     diff_norm,
     expert_load,
@@ -115,6 +116,11 @@ class HostBackend:
     def bincount(self, indices: Any, count: int) -> Lazy:
         counts, invalid = expert_load(indices, count)
         return _known(np.append(counts, invalid).astype(np.float64))
+
+    def common(self, before: Any, after: Any, count: int) -> Lazy:
+        total = math.prod(after.shape)
+        kept = 0 if total == 0 else round((1 - assign_churn(before, after, count)) * total)
+        return _known(np.array([kept, total], np.float64))
 
     def vector(self, value: Any) -> Lazy:
         array = as_float32(value) if hasattr(value, "__dlpack__") else np.asarray(value)

@@ -210,6 +210,14 @@ class TorchBackend:
             counts.scatter_add_(0, ids, torch.ones_like(ids))  # bincount would wait for the device
         return Lazy((counts,), lambda values: values)
 
+    def common(self, before: torch.Tensor, after: torch.Tensor, count: int) -> Lazy:
+        with torch.no_grad():
+            ids, others = after.detach().long(), before.detach().to(after.device).long()
+            inside = (ids >= 0) & (ids < count)
+            kept = ((ids[..., None] == others[..., None, :]).any(-1) & inside).sum()
+        total = float(ids.numel())
+        return Lazy((kept.reshape(1),), lambda values: np.array([values[0], total]))
+
     def vector(self, value: Any) -> Lazy:
         if isinstance(value, torch.Tensor):
             return Lazy((value.detach().reshape(-1),), lambda values: values)

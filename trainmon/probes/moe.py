@@ -59,6 +59,10 @@ def _over_layers(reduce: Callable[[Floats, Flags], tuple[float, bool]]) -> Calla
     return derive
 
 
+def _changed(same: Floats, of: Floats) -> tuple[Floats, Flags]:
+    return 1 - same / of, of > 0
+
+
 def _difference(high: Floats, low: Floats) -> tuple[Floats, bool]:
     return high - low, True
 
@@ -174,6 +178,7 @@ class MoeProbe:
         self._load, self._total = part("load", "sum", experts), part("total", "sum")
         self._dropped, self._over = part("dropped", "sum"), part("over", "sum")
         self._micro = part("max_vio_micro", "max")
+        self._same, self._of = part("same", "sum"), part("same_of", "sum")
         self._high, self._low = part("bias_high", "max"), part("bias_low", "min")
         self._derived = {name: part(name, "local") for name in _DERIVED}
         self._age = part("dead_age", "local", experts)
@@ -183,6 +188,7 @@ class MoeProbe:
             add(f"{name}/<layer>", [self._derived[name]], identity, subjects=layers)
         add("max_vio_micro/<layer>", [self._micro], identity, subjects=layers)
         add("drop_forecast/<layer>", [self._over, self._total], ratio, subjects=layers)
+        add("assign_churn/<layer>", [self._same, self._of], _changed, subjects=layers)
         add("bias_span/<layer>", [self._high, self._low], _difference, subjects=layers)
         if self._bias_cap is not None:
             self._saturated = part("bias_saturated", "max")
@@ -216,6 +222,8 @@ class MoeProbe:
             if not experts:
                 raise ValueError(f"{event.layer}: the number of experts must be told with indices")
             call.reads["counts"] = backend.bincount(event.indices, experts)
+        if event.previous is not None:
+            call.reads["common"] = backend.common(event.previous, event.indices, experts)
         for name in ("dropped", "bias", "placement"):
             value = getattr(event, name)
             if value is not None and (name != "placement" or self._placed):
@@ -286,6 +294,9 @@ class MoeProbe:
         index = self._layer_index[call.layer]
         if "dropped" in found and self._mine(call.layer, call.first):
             frame.add(self._dropped, float(found["dropped"].sum()), index)
+        if "common" in found and self._mine(call.layer, call.first):
+            frame.add(self._same, float(found["common"][0]), index)
+            frame.add(self._of, float(found["common"][1]), index)
         if "bias" in found and found["bias"].size:
             frame.add(self._high, float(found["bias"].max()), index)
             frame.add(self._low, float(found["bias"].min()), index)

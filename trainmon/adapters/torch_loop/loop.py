@@ -324,6 +324,7 @@ class TorchLoop:
         first_expert: int = 0,
         dropped: Any = None,
         placement: Any = None,
+        previous: Any = None,
     ) -> None:
         """What a mixture of experts did with this call's tokens, where its router is not found (section ``moe``).
 
@@ -335,6 +336,7 @@ class TorchLoop:
             first_expert: number of the first expert in ``counts``.
             dropped: how many of the assignments were dropped.
             placement: the rank of each expert, for ``moe.placement``.
+            previous: what an earlier routing of the same tokens chose, of the shape of ``indices`` [..., k].
         """
         self.monitor.offer(
             ExpertsSeen,
@@ -347,6 +349,7 @@ class TorchLoop:
                 first_expert,
                 _detached(dropped),
                 placement=_detached(placement),
+                previous=_detached(previous),
             ),
         )
 
