@@ -79,7 +79,7 @@ Prometheus spells `loss/global` as `trainmon_loss_global`; TensorBoard and the b
 def built() -> dict[str, str]:
     """The section that publishes it, by name of series, for all that are built."""
     found = dict.fromkeys(HEALTH_SERIES, "health")
-    found |= dict.fromkeys(_registered(ROOT / "trainmon" / "monitor.py"), _ALWAYS)
+    found |= dict.fromkeys(_registered(ROOT / "trainmon" / "own.py"), _ALWAYS)
     for path in sorted((ROOT / "trainmon" / "probes").glob("*.py")):
         found |= {name: _GROUPS[name.split("/", 1)[0]][1] for name in _registered(path)}
     for slot in build_slots(load_config(_everything(TrainMonitorConfig))):
