@@ -83,7 +83,7 @@ def built() -> dict[str, str]:
     for path in sorted((ROOT / "trainmon" / "probes").glob("*.py")):
         found |= {name: _GROUPS[name.split("/", 1)[0]][1] for name in _registered(path)}
     for slot in build_slots(load_config(_everything(TrainMonitorConfig))):
-        slot.probe.begin(ProbeContext(TrainBegin(), HostBackend(), _ignore, _ignore))
+        slot.probe.begin(ProbeContext(TrainBegin(), HostBackend(), _ignore, _ignore, lambda: 0))
         registry = Registry()
         slot.probe.register(registry)
         found |= dict.fromkeys(registry.series, slot.probe.name)
