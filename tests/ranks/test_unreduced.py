@@ -34,8 +34,13 @@ def _train(kind: str, directory: str) -> dict[str, Any]:
     else:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
+        from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-        fully_shard(model, mesh=init_device_mesh("cpu", (world,)))
+        mesh = init_device_mesh("cpu", (world,))
+        if kind == "tp":
+            parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        else:
+            fully_shard(model, mesh=mesh)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     truth: dict[str, float] = {}
     config = {
@@ -48,11 +53,13 @@ def _train(kind: str, directory: str) -> dict[str, Any]:
         for step in (1, 2):
             # The first step reduces once, the second after every micro-batch.
             for micro in range(MICROS):
-                torch.manual_seed(100 * step + 10 * micro + rank)
+                torch.manual_seed(100 * step + 10 * micro + (0 if kind == "tp" else rank))
                 x = torch.randn(5, 6)
                 once = step == 1 and micro < MICROS - 1 and kind.startswith("ddp")
                 own = torch.autograd.grad(alone(x).square().mean(), list(alone.parameters()))
                 for (name, _), gradient in zip(alone.named_parameters(), own, strict=True):
+                    if kind == "tp":  # the first layer is cut by rows, the second by columns
+                        gradient = gradient[:2] if name[0] == "0" else gradient[..., :2]
                     truth[f"{step} {name}@{micro}"] = float(gradient.norm())
                 with model.no_sync() if once else contextlib.nullcontext():
                     model(x).square().mean().backward()
@@ -63,6 +70,9 @@ def _train(kind: str, directory: str) -> dict[str, Any]:
             monitor.step_end()
             if kind.startswith("ddp"):
                 alone.load_state_dict(model.module.state_dict())
+            elif kind == "tp":
+                whole = {name: tensor.full_tensor() for name, tensor in model.state_dict().items()}
+                alone.load_state_dict(whole)
     place = Path(directory) / "r/rank_0"
     if rank:
         return {}
@@ -97,6 +107,12 @@ def test_under_ddp_hooks_see_this_ranks_own_gradients(kind: str, tmp_path: Path)
     )
     assert found["scalars"][0]["grad/norm_device"] == pytest.approx(device, rel=1e-6)
     assert "gradients_reduced_only" not in found["kinds"]
+
+
+def test_under_tensor_parallel_hooks_see_this_ranks_piece(tmp_path: Path) -> None:
+    found = on_ranks(2, _train, "tp", str(tmp_path))[0]
+    for key, value in found["truth"].items():
+        assert float(found["rows"][key]["grad/norm_micro"]) == pytest.approx(value, rel=1e-5), key
 
 
 def test_under_fsdp_nothing_is_claimed_and_that_is_said(tmp_path: Path) -> None:
