@@ -472,7 +472,7 @@ class Frame:
         """A table that outlives the frame; numbered values end with the last one that is known."""
         names = series.subjects or ()
         end = len(names)
-        if series.optional:
+        if series.optional and not valid.all():
             there = np.flatnonzero(valid)
             some = tuple(names[index] for index in there.tolist())
             return Table(series.name, series.probe, series.spec.unit, some, values[there], valid[there])
