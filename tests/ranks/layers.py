@@ -144,8 +144,8 @@ def run(
     """Trains on this rank; rank 0 returns scalars by step and tables by (step, name).
 
     Args:
-        kind: single, ddp, fsdp2, tp (attention cut by heads, both ranks fed alike), ep (experts over ``ep_size`` ranks,
-            the rest of the ranks hold copies of them).
+        kind: single, ddp, fsdp2, tp (attention cut by heads, both ranks fed alike), pp (attention on one rank, experts on
+            the other), ep (experts over ``ep_size`` ranks, the rest of the ranks hold copies of them).
     """
     import torch
     import torch.distributed as distributed
@@ -185,6 +185,11 @@ def run(
         )
         data_rank, data_world = 0, 1
         names = {"counts_tokens": rank == 0, "data_rank": 0}
+    elif kind == "pp":
+        data_rank, data_world = 0, 1
+        names = {"counts_tokens": rank == 1}
+        for layer in ("norm", "moe", "head") if rank == 0 else ("attn",):
+            delattr(model, layer)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     generator = torch.Generator().manual_seed(1)
     inputs = torch.randn(STEPS, BATCH, TOKENS, WIDTH, generator=generator)
@@ -203,9 +208,16 @@ def run(
     with trainmon.attach(model, optimizer, keys, backend=backend, **names) as monitor:
         for step in range(STEPS):
             for part in mine_in_two(mine):
-                logits = model(inputs[step, part])
+                if kind == "pp" and rank == 0:
+                    first_stage(model, inputs[step, part])
+                    monitor.micro_end()
+                    continue
+                came = None if kind != "pp" else received(inputs[step, part])
+                logits = model(inputs[step, part]) if came is None else last_stage(model, came)
                 loss = nn.functional.cross_entropy(logits.flatten(0, 1), targets[step, part].flatten())
                 (loss / 2).backward()
+                if came is not None:
+                    distributed.send(came.grad, 0)
                 monitor.micro_end(loss, tokens=share // 2 * TOKENS)
             if kind == "ep":
                 average(model, replicas, world)
@@ -214,6 +226,31 @@ def run(
             optimizer.zero_grad()
             monitor.step_end(samples=share)
     return read(Path(directory) / "r/rank_0") if rank == 0 else {}
+
+
+def first_stage(model: Any, x: Any) -> None:
+    """Attention, whose output goes to the next rank and whose gradient comes back."""
+    import torch
+    import torch.distributed as distributed
+
+    out = x + model.attn(x)
+    distributed.send(out.detach(), 1)
+    gradient = torch.empty_like(out)
+    distributed.recv(gradient, 1)
+    out.backward(gradient)
+
+
+def received(like: Any) -> Any:
+    import torch
+    import torch.distributed as distributed
+
+    x = torch.empty_like(like)
+    distributed.recv(x, 0)
+    return x.requires_grad_()
+
+
+def last_stage(model: Any, x: Any) -> Any:
+    return model.head(x + model.moe(model.norm(x)))
 
 
 def ep_names(ep_rank: int, share: int, stacked: bool) -> dict[str, Any]:

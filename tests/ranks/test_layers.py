@@ -31,6 +31,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, dict[str, Any]
         ("ddp", 2, 1, True, "auto"),
         ("fsdp2", 2, 1, True, "auto"),
         ("tp", 2, 1, True, "auto"),
+        ("pp", 2, 1, True, "auto"),
         ("ep", 2, 2, True, "auto"),
         ("ep", 4, 2, True, "torch"),
         ("ep", 4, 2, False, "auto"),

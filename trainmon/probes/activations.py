@@ -128,7 +128,7 @@ class ActivationsProbe:
         self._unseen = 0 if seen or self._unseen < 0 else self._unseen + 1
         if seen:
             self._unseen = -1
-        elif self._unseen == _PATIENCE:
+        elif self._unseen == _PATIENCE and self._rows:
             self._context.say(
                 "warning",
                 "modules_unseen",

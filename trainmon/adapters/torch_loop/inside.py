@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+import torch.distributed as distributed
 from torch import nn
 
 from trainmon.adapters.torch_loop.attention import AttentionHooks, TrackedLogits, attention_layers
@@ -17,6 +18,13 @@ __all__ = ["Inside"]
 
 
 Modules = Mapping[str, nn.Module]
+
+
+def _one_of_many() -> bool:
+    """Whether other ranks may have what this one lacks (the stages of a pipeline)."""
+    return bool(
+        distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
+    )
 
 
 class Inside:
@@ -104,7 +112,7 @@ class Inside:
         """The run has begun; says what can't be looked at."""
         for section, found in self._found.items():
             part = getattr(self._monitor.config, section)
-            if part.target is not None and not found:
+            if part.target is not None and not found and not _one_of_many():
                 targets = ", ".join(repr(pattern.pattern) for pattern in part.target)
                 text = f"{section}.target ({targets}) selects nothing of this model that {section} looks at"
                 self._monitor.say("warning", "nothing_selected", text, step=step)
