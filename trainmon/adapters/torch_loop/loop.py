@@ -190,6 +190,7 @@ class TorchLoop:
         self._partial_said = False
         self._stop = Decision()
         self._skipped = False
+        self._shown = False
         self._handles: list[Any] = []
         self._accumulation = AccumulationHooks(self._list, monitor, lambda: self._micro)
         self._model, self._name_of = model, name_of
@@ -375,6 +376,7 @@ class TorchLoop:
         Raises:
             TrainingStopped: a rule with the action ``raise`` ends the run; on every rank at the same step.
         """
+        self._shown = True
         self._gradients("reduced", clip_norm, loss_scale, grad_norm)
         decision = self.monitor.before_update()
         self._skipped |= decision.skip
@@ -526,7 +528,7 @@ class TorchLoop:
         self._handles, self._hooked = [], []
 
     def _begin_step(self) -> None:
-        self._micro, self._stepped, self._skipped = 0, False, False
+        self._micro, self._stepped, self._skipped, self._shown = 0, False, False, False
         self.monitor.handle(StepBegin(self._step, time.perf_counter()))
         self._inside.arm()
         self._accumulation.arm()
@@ -565,7 +567,10 @@ class TorchLoop:
             return  # the next of a chain
         self._stepped = True
         self.monitor.handle(OptimizerBegin(time.perf_counter()))
-        self._gradients("clipped")
+        # Once they have been shown, only who wants to see them clipped needs them again.
+        gradients = self.monitor.config.gradients
+        if not self._shown or (gradients is not None and gradients.clipped):
+            self._gradients("clipped")
 
     def _after_update(self, *_arguments: Any) -> None:
         self.monitor.handle(OptimizerEnd(time.perf_counter()))

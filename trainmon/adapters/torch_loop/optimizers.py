@@ -202,6 +202,8 @@ class OptimizerView:
     def _keeps_masters(self) -> bool:
         """As the first parameter of each group has it that has state at all: all of a group are kept alike."""
         for optimizer in optimizers_of(self._optimizer):
+            if not optimizer.state and not self._parameters.has_masters:
+                continue
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     state = optimizer.state.get(parameter)

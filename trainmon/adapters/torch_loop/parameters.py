@@ -53,11 +53,13 @@ class ParameterList:
         self._flags: list[ShardInfo] = []
         self._known: dict[int, tuple[str, ShardInfo]] = {}
         self.partial: str | None = None
+        self._plain: bool | None = None
         self.names: list[str] = []
         self.parameters: list[torch.nn.Parameter] = []
         self._relist()
 
     def _relist(self) -> None:
+        self._plain = None
         before = dict(zip(self.names, self.parameters, strict=True))
         named: dict[int, tuple[str, torch.nn.Parameter]] = {}
         for full_name, parameter in self._model.named_parameters():
@@ -123,6 +125,11 @@ class ParameterList:
                 self._known[key] = name, OWNED if owned else REPLICA
         return self._known.get(id(parameter))
 
+    @property
+    def has_masters(self) -> bool:
+        """Whether the optimizer updates masters in some parameter's stead."""
+        return bool(self._master_ids)
+
     def master(self, parameter: torch.nn.Parameter) -> bool:
         """Whether this is a master that the optimizer updates in a parameter's stead."""
         return id(parameter) in self._master_ids
@@ -159,14 +166,19 @@ class ParameterList:
             self._flags = [OWNED if name in self._owned else REPLICA for name in self.names]
         return self._flags
 
+    def _all_plain(self, gradients: Sequence[Any]) -> bool:
+        """Whether all gradients lie in memory as they are; asked once a listing, as a module makes them of one kind."""
+        if self._plain is None:
+            self._plain = not any(one.is_sparse or one.is_meta for one in gradients)
+        return self._plain
+
     def gradients(self) -> TensorView:
         """Gradients that are there, this rank's pieces, as dense tensors; a master's where there is one. Meta tensors
         hold nothing and are left out, and so is what is still a summand, whose norm says nothing; ``partial`` names
         one."""
         if not self._in_pieces and not self._masters:  # the usual case, for many parameters
             there = [parameter.grad for parameter in self.parameters]
-            awkward = [one is None or one.is_sparse or one.is_meta for one in there]
-            if True not in awkward:
+            if True not in [one is None for one in there] and self._all_plain(there):
                 return TensorView(self.names, there, self._ownership())
         names: list[str] = []
         tensors: list[torch.Tensor] = []
