@@ -304,6 +304,7 @@ class Scripted(nn.Module):
         return self.linear(x)  # type: ignore[no-any-return]
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
 def test_scripted_modules_are_left_out_and_lazy_ones_seen(tmp_path: Path) -> None:
     model = nn.Sequential(torch.jit.script(Scripted()), nn.LazyLinear(2))
     model(torch.ones(1, 2))
