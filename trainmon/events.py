@@ -211,8 +211,8 @@ class ModelView(Protocol):
         ...
 
     def take_owners(self, owned: Collection[str]) -> None:
-        """The names whose piece this rank contributes to sums over ranks: the lowest rank that holds a piece does. Views
-        of later events say so in their :class:`ShardInfo`."""
+        """The names whose piece this rank contributes to sums over ranks: one of those that hold a piece does. Views of
+        later events say so in their :class:`ShardInfo`."""
         ...
 
     def weights(self) -> TensorView:

@@ -31,7 +31,8 @@ class Pieces:
 
 
 def share_pieces(model: ModelView, group: Group) -> list[Pieces]:
-    """Tells every rank what the others hold; of ranks with the same piece the lowest owns it.
+    """Tells every rank what the others hold; of ranks with the same piece one owns it, a different one from piece to
+    piece: copies and spectra that only owners need are spread over the replicas.
 
     Returns:
         Every rank's pieces.
@@ -46,9 +47,10 @@ def share_pieces(model: ModelView, group: Group) -> list[Pieces]:
     everybody = [
         Pieces(*np.frombuffer(packed, np.uint64).reshape(2, -1)) for packed in group.exchange(mine.tobytes())
     ]
-    lower = [one.keys for one in everybody[: group.rank]]
-    replicas = np.isin(mine[0], np.concatenate(lower)) if lower else np.zeros(len(names), np.bool_)
-    model.take_owners({name for name, copy in zip(names, replicas.tolist(), strict=True) if not copy})
+    held_by = np.array([np.isin(mine[0], one.keys) for one in everybody])
+    before = held_by[: group.rank].sum(axis=0, dtype=np.uint64)
+    owns = before == mine[0] % held_by.sum(axis=0, dtype=np.uint64)
+    model.take_owners({name for name, own in zip(names, owns.tolist(), strict=True) if own})
     return everybody
 
 

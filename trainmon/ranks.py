@@ -97,8 +97,8 @@ class Ranks:
             self._rankwise.register(registry)
 
     def share(self, model: ModelView | None, watchers: Sequence[LayerWatcher], layout: Layout) -> None:
-        """Of ranks that hold the same piece of a parameter the lowest owns it; and of ranks that see the same tokens in
-        the same part of a layer."""
+        """Of ranks that hold the same piece of a parameter one owns it; and of ranks that see the same tokens in the same
+        part of a layer."""
         if not self.merge:
             return
         self._shared = None if model is None else tuple(model.parameter_names())

@@ -18,6 +18,7 @@ from trainmon.probes.optim import OptimProbe
 from trainmon.probes.spectral import SpectralProbe
 from trainmon.probes.throughput import ThroughputProbe
 from trainmon.probes.timing import TimingProbe
+from trainmon.probes.underflow import UnderflowProbe
 from trainmon.probes.unreduced import UnreducedProbe
 from trainmon.probes.updates import UpdatesProbe
 from trainmon.probes.weights import WeightsProbe
@@ -129,6 +130,8 @@ def _all_slots(config: TrainMonitorConfig) -> list[Slot]:
                 clipped=gradients.clipped,
             )
         )
+        if gradients.underflow:
+            add(UnderflowProbe(config.selection("gradients"), gradients.underflow))
         if gradients.local or gradients.device or gradients.micro or gradients.increment:
             add(
                 UnreducedProbe(

@@ -85,6 +85,11 @@ class Backend(Protocol):
         """
         ...
 
+    def flushed(self, tensors: Sequence[Any], formats: Sequence[str]) -> Lazy:
+        """Over all tensors together, for each format: elements that a cast would round to zero, and nonzero finite
+        elements; shape ``[len(formats), 2]``."""
+        ...
+
     def fingerprints(self, tensors: Sequence[Any]) -> Lazy:
         """64 bits of each tensor's bytes as two numbers below 2^32, shape ``[len(tensors), 2]``; equal for equal bits.
         Tensors of a device are copied to the host beside its work."""

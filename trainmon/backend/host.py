@@ -23,6 +23,7 @@ from trainmon.ops import (
     multi_norm,
     stable_rank,
     tensor_stats,
+    underflow_shares,
 )
 from trainmon.ops.attention import sampled_places
 from trainmon.ops.attention_mask import MaskKind
@@ -73,6 +74,11 @@ class HostBackend:
         return _known(
             np.array([(0.0 if mean is None else mean * n, n) for mean, n in pairs]).reshape(count, 2)
         )
+
+    def flushed(self, tensors: Sequence[Any], formats: Sequence[str]) -> Lazy:
+        losses = underflow_shares(tensors, to=formats)
+        table = [(losses[name].n_underflow, losses[name].nonzero) for name in formats]
+        return _known(np.array(table, np.float64).reshape(-1, 2))
 
     def fingerprints(self, tensors: Sequence[Any]) -> Lazy:
         return _known(prints(tensors))

@@ -23,6 +23,8 @@ from trainmon.ops.attention import sampled_places
 __all__ = ["TorchBackend"]
 
 _CHUNK = 65_536
+#: Magnitudes up to which a format's cast gives zero: half of its least subnormal number.
+_FLUSH = {"fp16": 2.0**-25, "bf16": 2.0**-134, "e4m3fn": 2.0**-10, "e5m2": 2.0**-17}
 _FLOAT64_DEVICES = frozenset({"cpu", "cuda", "xpu"})
 
 
@@ -98,6 +100,18 @@ class TorchBackend:
             sums[0].index_add_(0, ids, each)
             sums[1].index_add_(0, ids, weight)
         return Lazy((sums.reshape(-1),), lambda values: values.reshape(2, count).T)
+
+    def flushed(self, tensors: Sequence[torch.Tensor], formats: Sequence[str]) -> Lazy:
+        wide = torch.float64 if self.float64 else torch.float32
+        table = torch.zeros((len(formats), 2), dtype=wide, device=self.device)
+        with torch.no_grad():
+            for tensor in tensors:
+                size = tensor.detach().abs()
+                nonzero = ((size > 0) & size.isfinite()).sum()
+                for row, name in enumerate(formats):
+                    table[row, 0] += ((size > 0) & (size <= _FLUSH[name])).sum()
+                    table[row, 1] += nonzero
+        return Lazy((table.reshape(-1),), lambda values: values.reshape(len(formats), 2))
 
     def fingerprints(self, tensors: Sequence[torch.Tensor]) -> Lazy:
         with torch.no_grad():

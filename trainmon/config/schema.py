@@ -125,6 +125,9 @@ class GradientsConfig:
         False,
         "By how much each micro-batch changes the norm of the accumulated gradient, of each selected parameter.",
     )
+    underflow: tuple[Literal["bf16", "fp16", "e4m3fn", "e5m2"], ...] = key(
+        (), "Formats: the share of gradient elements that a cast to each would round to zero.", single=True
+    )
     target: Patterns | None = key(
         None, f"Parameters to look at, by name{_INHERIT}.", single=True, nonempty=True
     )
