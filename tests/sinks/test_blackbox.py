@@ -454,7 +454,7 @@ def test_a_failure_in_it_stops_it_and_nothing_else(tmp_path: Path, caplog: pytes
     mon = monitor(tmp_path)
     mon.begin(TrainBegin())
     step_once(mon, 1)
-    box = mon._box
+    box = mon._voice.box
     assert box is not None and box._map is not None
     box._map.close()
     for step in (2, 3):
