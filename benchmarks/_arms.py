@@ -75,6 +75,7 @@ def _msprobe(load: Load, directory: str) -> Iterator[Inside]:
             yield Inside(NoMonitor())
         finally:
             monitor.stop()
+            vars(load.optimizer).pop("step", None)  # what its stop leaves there calls nothing any more
 
 
 @contextlib.contextmanager

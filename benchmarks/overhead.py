@@ -54,8 +54,8 @@ def measure(quick: bool = False, rounds: int | None = None, seed: int = 0) -> li
     if len(arms) < len(ARMS):
         rows.append(Row("msProbe V2", "not installed here"))
     loads: list[tuple[Callable[[], Load], int]] = [
-        (Gpt, rounds or (1 if quick else 8)),
-        (lambda: Mlp(batch=256 if quick else 4096), rounds or (1 if quick else 4)),
+        (Gpt, rounds or (1 if quick else 4)),
+        (lambda: Mlp(batch=256 if quick else 4096), rounds or (1 if quick else 2)),
     ]
     for make, count in loads:
         rows += _compare(make(), arms, count, np.random.default_rng(seed))
@@ -168,7 +168,7 @@ def main() -> int:
     """Prints the table; exit status 1 if a mark is missed."""
     parser = argparse.ArgumentParser(description="What a monitor costs a training step.")
     parser.add_argument("--quick", action="store_true", help="one round on small batches: a rough figure")
-    parser.add_argument("--rounds", type=int, help="rounds of blocks (GPT 8, MLP 4)")
+    parser.add_argument("--rounds", type=int, help="rounds of blocks (GPT 4, MLP 2)")
     options = parser.parse_args()
     rows = measure(options.quick, options.rounds)
     print(markdown(rows))
