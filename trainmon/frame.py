@@ -84,7 +84,12 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A published value, or one value per subject, with its derivation."""
+    """A published value, or one value per subject, with its derivation.
+
+    Attributes:
+        probe: the configuration section it belongs to, which several probes may share.
+        owner: number of the very probe that registered it, as the engine counts them; -1 for the engine's own.
+    """
 
     spec: SeriesSpec
     parts: tuple[Part, ...]
@@ -94,6 +99,7 @@ class Series:
     sees_null: bool = False
     optional: bool = False
     crowded: bool = False  # whether values of layers are too many for scalars
+    owner: int = -1
 
     @property
     def name(self) -> str:
@@ -155,6 +161,7 @@ class Registry:
         self.sum_size = 0
         self.max_size = 0
         self.size = 0
+        self.owner = -1  # of the series that are added now
         self._frozen = False
 
     def part(
@@ -229,7 +236,7 @@ class Registry:
         if name in self.series or self._frozen:
             raise ValueError(f"{name!r} is registered twice or after the layout was fixed")
         names = None if subjects is None else tuple(subjects)
-        series = Series(spec, tuple(parts), derive, names, probe, sees_null, optional)
+        series = Series(spec, tuple(parts), derive, names, probe, sees_null, optional, owner=self.owner)
         self.series[name] = series
         return series
 
@@ -416,24 +423,26 @@ class Frame:
         elapsed: float,
         total_steps: int | None,
         due: Callable[[str], bool],
-        unknown: Collection[str] = (),
+        unknown: Collection[int] = (),
+        off: Collection[int] = (),
         ranks: Mapping[str, RankSpread] | None = None,
     ) -> Snapshot:
         """Derives every series of the probes that were due. The frame may be cleared afterwards.
 
         Args:
-            due: whether the probe of this name was due in this step.
-            unknown: probes whose values are null in this step, whatever the frame holds.
+            due: whether the section of this name was due in this step.
+            unknown: owners whose values are null in this step, whatever the frame holds.
+            off: owners whose series are published no longer.
             ranks: what the ranks' own values say, if they were compared.
         """
         scalars: dict[str, float | None] = {}
         tables: list[Table] = []
         with np.errstate(all="ignore"):
             for series in self.registry.series.values():
-                if not due(series.probe):
+                if series.owner in off or not due(series.probe):
                     continue
                 values, valid = self._derive(series)
-                if series.probe in unknown:
+                if series.owner in unknown:
                     valid = np.zeros_like(valid)
                 if series.optional and not valid.any():
                     continue

@@ -349,7 +349,7 @@ class TrainMonitor:
             if self._supervision is not None:
                 self._voice.everywhere(self._supervision.close())
             self._summary.overhead_share = self.overhead_share()
-            switched_off = [slot.probe.name for slot in self._slots if slot.off]
+            switched_off = [slot.title for slot in self._slots if slot.off]
             self._run.end(
                 status,
                 last_step=self._summary.last_step or self._begin_event.resumed_step,
@@ -522,8 +522,9 @@ class TrainMonitor:
             wall_time=pending.wall_time,
             elapsed=pending.elapsed,
             total_steps=self._begin_event.total_steps,
-            due=lambda name: (name in pending.due and name not in switched_off) or name == OWN,
+            due=lambda name: name in pending.due or name == OWN,
             unknown=failed,
+            off=switched_off,
             ranks=spreads,
         )
         together = report.merging is not None and merged
@@ -603,8 +604,9 @@ class TrainMonitor:
             ValueError: the ranks measure different things; only at the start.
         """
         registry = Registry()
-        for slot in self._slots:
+        for registry.owner, slot in enumerate(self._slots):
             slot.probe.register(registry)
+        registry.owner = -1
         self._own = OwnParts(registry, self._slots)
         if self._governor is not None:
             self._governor.register(registry)
@@ -693,16 +695,14 @@ class TrainMonitor:
 
     def _failed(self, slot: Slot, error: Exception) -> None:
         slot.failures += 1
-        _logger.debug("probe %s failed", slot.probe.name, exc_info=error)
+        _logger.debug("probe %s failed", slot.title, exc_info=error)
         what = f"{type(error).__name__}: {error}"
         if slot.failures == 1:
-            self.say(
-                "warning", "probe_failed", f"{slot.probe.name}: {what} (training goes on)", step=self.step
-            )
+            self.say("warning", "probe_failed", f"{slot.title}: {what} (training goes on)", step=self.step)
         if slot.failures >= PATIENCE and not slot.off:
             slot.off = True
-            text = f"{slot.probe.name} is switched off after {PATIENCE} failures; the last: {what}"
-            self.say("error", "probe_off", text, step=self.step, data={"probe": slot.probe.name})
+            text = f"{slot.title} is switched off after {PATIENCE} failures; the last: {what}"
+            self.say("error", "probe_off", text, step=self.step, data={"probe": slot.title})
 
     def _internal_error(self, error: Exception) -> None:
         """Says each kind of failure once; the rest is for whoever turns on debug logging."""

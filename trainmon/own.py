@@ -53,12 +53,11 @@ class OwnParts:
         (spent, _), (lasted, known) = frame.get(self._spent), frame.get(self._lasted)
         return (float(spent[0]), float(lasted[0])) if known[0] else None
 
-    def trouble(self, frame: Frame) -> tuple[set[str], set[str]]:
-        """Probes that failed on some rank, and those that are off on some: what one rank could not give is missing in
-        what all have."""
-        marks = list(zip(self._slots, frame.get(self._trouble)[0], strict=False))
-        failed = {slot.probe.name for slot, mark in marks if mark > 0}
-        return failed, {slot.probe.name for slot, mark in marks if mark >= _OFF}
+    def trouble(self, frame: Frame) -> tuple[set[int], set[int]]:
+        """Numbers of the probes that failed on some rank, and of those that are off on some: what one rank could not
+        give is missing in what all have."""
+        marks = list(enumerate(frame.get(self._trouble)[0].tolist()))
+        return {index for index, mark in marks if mark > 0}, {index for index, mark in marks if mark >= _OFF}
 
     @staticmethod
     def raised(frame: Frame, part: Part) -> bool:

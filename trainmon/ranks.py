@@ -43,6 +43,7 @@ class Ranks:
         self._shared: tuple[str, ...] | None = None  # parameters whose owners are known
         self._rankwise: RankWise | None = None
         self._replicas: Replicas | None = None
+        self._unread_said = False
 
     @property
     def merge(self) -> bool:
@@ -122,7 +123,12 @@ class Ranks:
         """Begins a check of what replicas hold, if it is time."""
         if self._replicas is None or model is None or not self.merge:
             return None
-        return self._replicas.look(step, model)
+        check = self._replicas.look(step, model)
+        if check is not None and check.problem and not self._unread_said:
+            self._unread_said = True
+            text = f"replicas: this rank's weights can't be compared with the others': {check.problem}"
+            self._voice.say("warning", "replicas_not_read", text, step=step)
+        return check
 
     def start(self, frame: Frame, check: Check | None, prints: Floats | None) -> Merging | None:
         """A report goes off to the others, with what is compared beside it; None without others."""

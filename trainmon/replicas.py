@@ -61,12 +61,14 @@ class Check:
         asked: keys of the pieces whose turn it is, the same on every rank.
         holds: which of them this rank holds.
         prints: of those, from the backend.
+        problem: why this rank could not read its own; empty if it could.
     """
 
     step: int
     asked: Keys
     holds: NDArray[np.bool_]
     prints: Lazy
+    problem: str = ""
 
 
 class Replicas:
@@ -115,10 +117,11 @@ class Replicas:
             tensors = [held[name] for name in names if name is not None and name in held]
             holds = np.array([name in held for name in names], np.bool_)
             return Check(step, asked, holds, self._backend.fingerprints(tensors))
-        except Exception:
+        except Exception as error:
             # The others gather: this rank has to be there, with nothing.
-            _logger.debug("no fingerprints at step %d", step, exc_info=True)
-            return Check(step, asked, np.zeros(len(asked), np.bool_), Lazy((), lambda: np.empty((0, 2))))
+            _logger.debug("no fingerprints at step %d", step, exc_info=error)
+            nothing, problem = Lazy((), lambda: np.empty((0, 2))), f"{type(error).__name__}: {error}"
+            return Check(step, asked, np.zeros(len(asked), np.bool_), nothing, problem)
 
     def start(self, check: Check, prints: Floats) -> None:
         """Sends the prints, shape ``[pieces, 2]`` with halves below 2^32. What a rank doesn't hold is NaN.

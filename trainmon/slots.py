@@ -60,6 +60,12 @@ class Slot:
     _passed: int = 0
 
     @property
+    def title(self) -> str:
+        """For messages: a section's second probe has a title of its own."""
+        title: str = getattr(self.probe, "title", self.probe.name)
+        return title
+
+    @property
     def active(self) -> bool:
         """Whether it takes events in this step."""
         return not self.off and (self.due or self.always)

@@ -119,6 +119,14 @@ def test_bad_arguments_change_nothing(arguments: dict[str, Any], words: str) -> 
     assert dict(os.environ) == before
 
 
+@pytest.mark.parametrize("seed", ["7", 1.5, True])
+def test_a_seed_that_is_no_integer_is_told_so(seed: Any) -> None:
+    import trainmon
+
+    with pytest.raises(TypeError, match=r"seed must be an integer from 0 to 4294967295 or None, not"):
+        trainmon.deterministic(seed)
+
+
 def test_mindspore_is_seeded_and_switched() -> None:
     pytest.importorskip("mindspore", reason="MindSpore is in the environment of its hosts")
     settings = child(

@@ -124,3 +124,39 @@ def test_a_part_that_is_not_finite_is_named_before_the_loss_that_it_goes_into(tm
     (told,) = [event for event in events_of(tmp_path) if event.get("kind") == "nonfinite_loss"]
     assert told["text"] == "loss of [/b]aux is not finite in micro-batch 1 of step 2; then loss"
     assert [one["name"] for one in told["data"]["findings"]] == ["[/b]aux", ""]
+
+
+@pytest.mark.parametrize("wrong", ["text", [1.0, 2.0]])
+def test_a_part_that_is_no_number_costs_only_the_parts(wrong: Any, tmp_path: Path) -> None:
+    mon = monitor(tmp_path)
+    mon.begin(TrainBegin())
+    for step in range(1, 6):
+        mon.handle(StepBegin(step, float(step)))
+        mon.handle(MicroEnd(step, 0, 2.0, 3, parts={"aux": wrong if step < 4 else 1.0}))
+        mon.handle(StepEnd(step, step + 1.0))
+    mon.close(status="completed")
+    records = steps_of(tmp_path)
+    assert [record["loss/global"] for record in records] == [2.0] * 5
+    assert not [name for name in records[-1] if name.startswith("loss/part")], "off after three"
+    kinds = {event.get("kind"): event for event in events_of(tmp_path)}
+    assert kinds["probe_failed"]["text"].startswith("loss parts: ")
+    assert kinds["probe_off"]["text"].startswith("loss parts is switched off")
+
+
+def test_parts_that_are_no_mapping_are_said_once_and_the_loss_stays(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="what the torch loop is handed")
+    import trainmon
+
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    keys = {"output_dir": str(tmp_path), "run_name": "r", "sinks": {"log": False}}
+    with trainmon.attach(model, optimizer, keys) as mon:
+        for _ in range(3):
+            loss = model(torch.ones(2)).sum()
+            loss.backward()
+            mon.micro_end(loss, 1, parts=[loss])  # type: ignore[arg-type]
+            optimizer.step()
+            mon.step_end()
+    assert all(record["loss/global"] is not None for record in steps_of(tmp_path))
+    (said,) = [event for event in events_of(tmp_path) if event.get("kind") == "parts_unnamed"]
+    assert "parts must map names to losses" in said["text"] and "not list" in said["text"]

@@ -68,9 +68,12 @@ def deterministic(
         warn_only: torch warns of an operation that has no deterministic form instead of raising.
 
     Raises:
+        TypeError: a seed that is no integer.
         ValueError: a seed out of range, or an unknown framework.
         ImportError: a named framework is not installed.
     """
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+        raise TypeError(f"seed must be an integer from 0 to {2**32 - 1} or None, not {seed!r}")
     if seed is not None and not 0 <= seed < 2**32:
         raise ValueError(f"seed must be from 0 to {2**32 - 1}, not {seed}")
     names = _loaded() if frameworks is None else frameworks

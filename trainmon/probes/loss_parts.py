@@ -43,6 +43,7 @@ class LossPartsProbe:
     """
 
     name = "loss"
+    title = "loss parts"
 
     def __init__(self, *, parts: bool, positions: int, sources: Sequence[str]) -> None:
         self.stale = False

@@ -27,6 +27,7 @@ class UnderflowProbe:
     """
 
     name = "gradients"
+    title = "gradients: underflow"
 
     def __init__(self, selected: Any, formats: Sequence[str]) -> None:
         self.stale = False

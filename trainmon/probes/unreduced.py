@@ -33,6 +33,7 @@ class UnreducedProbe:
     """
 
     name = "gradients"
+    title = "gradients before reduction"
 
     def __init__(
         self, selected: Selected, *, local: bool, device: bool, micro: bool, increment: bool

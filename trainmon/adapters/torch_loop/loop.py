@@ -187,7 +187,7 @@ class TorchLoop:
         self._micro = 0
         self._stepped = False
         self._missed = 0
-        self._partial_said = False
+        self._partial_said = self._parts_said = False
         self._stop = Decision()
         self._skipped = False
         self._shown = False
@@ -256,10 +256,10 @@ class TorchLoop:
                 _detached(loss),
                 tokens,
                 reduction,
-                parts={name: _detached(value) for name, value in (parts or {}).items()},
+                parts=self._named(parts),
                 token_losses=None
                 if token_losses is None
-                else TokenLosses(token_losses.detach(), weights, sources),
+                else TokenLosses(_detached(token_losses), weights, sources),
                 loss_scale=loss_scale,
             ),
         )
@@ -414,7 +414,7 @@ class TorchLoop:
                 step,
                 now,
                 loss=_detached(loss),
-                loss_parts={name: _detached(value) for name, value in (loss_parts or {}).items()},
+                loss_parts=self._named(loss_parts),
                 tokens=tokens,
                 samples=samples,
                 grad_norm=grad_norm,
@@ -550,6 +550,16 @@ class TorchLoop:
             return GradsReady(self._step, view, phase, clip_norm, rates, loss_scale, grad_norm)
 
         self.monitor.offer(GradsReady, make)
+
+    def _named(self, parts: Any) -> dict[str, Any]:
+        """Named losses; anything else is said once and left out, so that the loss itself is not."""
+        if isinstance(parts, Mapping):
+            return {str(name): _detached(value) for name, value in parts.items()}
+        if parts is not None and not self._parts_said:
+            self._parts_said = True
+            text = f"parts must map names to losses, such as {{'aux': loss}}, not {type(parts).__name__}: left out"
+            self.monitor.say("warning", "parts_unnamed", text, step=self._step)
+        return {}
 
     def _say_partial(self) -> None:
         if self._list.partial is not None and not self._partial_said:
