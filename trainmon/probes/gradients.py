@@ -19,7 +19,7 @@ import numpy as np
 from trainmon.backend.base import Lazy
 from trainmon.events import GradsReady, Phase, StepBegin, StepEnd
 from trainmon.frame import Flags, Floats, Frame, Registry, root
-from trainmon.probes.base import NonFiniteCount, ProbeContext, Rows, Sample, owned_flags
+from trainmon.probes.base import NonFiniteCount, ProbeContext, Rows, Sample, contributing, owned_flags
 
 __all__ = ["GradientsProbe"]
 
@@ -147,7 +147,8 @@ class GradientsProbe:
             return Sample((), lambda frame, read: None)
 
         def write(frame: Frame, read: Sequence[Floats]) -> None:
-            frame.set(self._square, float(np.sum(read[0][seen.owned, 0])))
+            mine = contributing(seen.owned, read[0][:, 0])
+            frame.set(self._square, float(np.sum(read[0][mine, 0])))
             frame.set(self._scale, seen.scale)
             self._find(frame, step, seen, read[0])
 
@@ -181,7 +182,8 @@ class GradientsProbe:
         return Sample(lazies, write)
 
     def _write(self, frame: Frame, step: int, seen: _Seen, table: Floats) -> None:
-        square = float(np.sum(table[seen.owned, 0]))
+        mine = contributing(seen.owned, table[:, 0])
+        square = float(np.sum(table[mine, 0]))
         if seen.phase == "reduced":
             frame.set(self._square, square)
             frame.set(self._scale, seen.scale)
@@ -190,7 +192,7 @@ class GradientsProbe:
         if seen.clip_norm is not None:
             frame.set(self._limit, seen.clip_norm)
         if self._table is not None:
-            self._rows.write(frame, self._table, seen.names, table[:, 0], seen.owned)
+            self._rows.write(frame, self._table, seen.names, table[:, 0], mine)
         self._find(frame, step, seen, table)
 
     def _find(self, frame: Frame, step: int, seen: _Seen, table: Floats) -> None:

@@ -19,6 +19,7 @@ from trainmon.probes.base import (
     Sample,
     Selected,
     Source,
+    contributing,
     owned_flags,
     weights_of,
 )
@@ -77,9 +78,10 @@ class WeightsProbe:
 
         def write(frame: Frame, read: Sequence[Floats]) -> None:
             (table,) = read
-            frame.set(self._square, float(np.sum(table[owned, 0])))
+            mine = contributing(owned, table[:, 0])
+            frame.set(self._square, float(np.sum(table[mine, 0])))
             if self._table is not None:
-                self._rows.write(frame, self._table, names, table[:, 0], owned)
+                self._rows.write(frame, self._table, names, table[:, 0], mine)
             finding = self._count.write(frame, event.step, names, owned, table)
             if finding is not None:
                 self._context.found(finding)

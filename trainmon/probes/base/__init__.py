@@ -3,7 +3,7 @@ non-finite values."""
 
 from trainmon.probes.base.contract import Probe, ProbeContext, Sample, Say
 from trainmon.probes.base.nonfinite import NonFiniteCount
-from trainmon.probes.base.rows import Rows, Selected, owned_flags
+from trainmon.probes.base.rows import Rows, Selected, contributing, owned_flags
 from trainmon.probes.base.sources import Source, weights_of
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "Say",
     "Selected",
     "Source",
+    "contributing",
     "owned_flags",
     "weights_of",
 ]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from trainmon.events import TensorView
 from trainmon.frame import Flags, Floats, Frame, Part
 
-__all__ = ["Rows", "Selected", "owned_flags"]
+__all__ = ["Rows", "Selected", "contributing", "owned_flags"]
 
 
 class Selected(Protocol):
@@ -67,3 +67,10 @@ def owned_flags(view: TensorView) -> Flags:
     if not view.shards:
         return np.ones(len(view), np.bool_)
     return np.array([shard.owner for shard in view.shards], np.bool_)
+
+
+def contributing(owned: Flags, squares: Floats) -> Flags:
+    """Which sums of squares this rank adds to those of all ranks: its own, and those of replicas that are not finite,
+    which must not be lost because another rank, whose copy is fine, owns the tensor."""
+    mine: Flags = owned | ~np.isfinite(squares)
+    return mine
