@@ -123,7 +123,8 @@ void tm_attention_mean(const tm_attention_call *call, int64_t item, float *scrat
             const int64_t place = (batch * call->heads + head) * input->row_count + i;
             const int sink = input->sinks != NULL && low < high;
             int status = input->scores ? call->status[place] : low < high ? TM_ROW_COUNTED : TM_ROW_EMPTY;
-            double z = 0;
+            /* An empty row's keys have scores of -inf, and keys elsewhere may still give the row a max. */
+            double z = low < high ? -(double)INFINITY : 0;
             if (status != TM_ROW_EMPTY) {
                 tm_vectors_copy(&queries[g], query, 1, q);
                 z = row_z(call, &s, q, &status);

@@ -390,6 +390,14 @@ def test_rows_of_minus_infinity_are_empty() -> None:
     assert rows.max.ravel().tolist() == [-np.inf, -np.inf, 2]
     assert rows.sum.ravel().tolist() == [0, 0, 1]
     assert logits.sum_z == -np.inf  # the last row has scores of -inf too
+    pieces = [
+        attention_logits(q, k[:, :, a:b], scale=1, k_start=a, q_start=0, per_row=True)[1]
+        for a, b in ((0, 2), (2, 3))
+    ]
+    merged = merge_key_splits(pieces)
+    assert rows.z is not None
+    assert merged.z is not None
+    assert merged.z.ravel().tolist() == rows.z.ravel().tolist() == [-np.inf] * 3
     with_sink = attention_logits(q, k, scale=1, point="masked", sinks=[3.0])
     assert (with_sink.empty_rows, with_sink.rows) == (0, 3)
 

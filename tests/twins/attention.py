@@ -82,7 +82,7 @@ def rows_twin(
     bad = np.isnan(m) | (m == np.inf)
     empty = m == -np.inf
     d[bad], total[bad] = np.nan, np.nan
-    d[empty], total[empty] = 0, 0
+    d[empty], total[empty] = 0, np.where(n[empty] > 0, -np.inf, 0)
     return Rows(m, d, n, total, slack)
 
 

@@ -185,7 +185,7 @@ class AttentionRows:
         max: m, -inf for a row without keys, NaN if a score was NaN.
         sum: l, 0 for an empty row, NaN for a nonfinite one.
         keys: n, int64; None where a kernel gave only m and l.
-        z: the sum of the row's scores; None as `keys`.
+        z: the sum of the row's scores, 0 without keys; None as `keys`.
     """
 
     max: Float
