@@ -18,7 +18,7 @@ from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import trainmon  # noqa: E402
-from trainmon.adapters.torch_loop.modules import tensors_in  # noqa: E402
+from trainmon.adapters.torch_parts.modules import tensors_in  # noqa: E402
 from trainmon.sinks.jsonl import read_jsonl  # noqa: E402
 
 Rows = dict[str, dict[str, float | None]]

@@ -194,7 +194,7 @@ def test_what_fails_while_an_event_is_made_does_not_reach_the_loop(
     model, optimizer = make()
     with trainmon.attach(model, optimizer, config(tmp_path)) as mon:
         with monkeypatch.context() as patch:
-            patch.setattr(type(mon._list), "gradients", lambda self: 1 / 0)
+            patch.setattr(type(mon._watch.parameters), "gradients", lambda self: 1 / 0)
             loop(mon, model, optimizer, steps=4)
         loop(mon, model, optimizer, steps=1)
     assert kinds_of(tmp_path).count("internal_error") == 1

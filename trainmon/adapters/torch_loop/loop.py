@@ -18,13 +18,10 @@ from typing import Any, Literal
 import torch
 
 from trainmon.adapters.base import layout_from_environment
-from trainmon.adapters.torch_loop.accumulation import AccumulationHooks
-from trainmon.adapters.torch_loop.inside import Inside
-from trainmon.adapters.torch_loop.optimizers import OptimizerView, optimizers_of
-from trainmon.adapters.torch_loop.parameters import NameOf, ParameterList, PieceOf
+from trainmon.adapters.torch_parts.parameters import NameOf, PieceOf
+from trainmon.adapters.torch_parts.watch import Watch, all_ranks, backend_for, detached
 from trainmon.backend import Backend
 from trainmon.backend.determinism import reproduction
-from trainmon.backend.host import HostBackend
 from trainmon.dist import Group
 from trainmon.events import (
     ENGINE_ACTIONS,
@@ -33,22 +30,12 @@ from trainmon.events import (
     DataBegin,
     DataEnd,
     Decision,
-    EvalBegin,
-    EvalEnd,
     ExceptionRaised,
     ExpertsSeen,
-    GradsReady,
     Layout,
     MaxLogits,
-    MicroEnd,
-    Observed,
-    OptimizerBegin,
-    OptimizerEnd,
-    Phase,
     QueryKey,
     RowSums,
-    StepBegin,
-    StepEnd,
     TokenLosses,
     TrainBegin,
     TrainEnd,
@@ -115,7 +102,7 @@ def attach(
         ValueError: the ranks measure different things.
     """
     monitor = TrainMonitor(config, **overrides)
-    group = _group(60.0 if monitor.config.health is None else monitor.config.health.timeout)
+    group = all_ranks(60.0 if monitor.config.health is None else monitor.config.health.timeout)
     layout = layout_from_environment() if group is None else Layout(group.rank, group.size)
     return TorchLoop(
         model,
@@ -131,38 +118,11 @@ def attach(
             actions=ACTIONS,
             reproduction=reproduction(),
         ),
-        _choose_backend(model, backend),
+        backend_for(model, backend),
         group,
         name_of,
         piece_of,
     )
-
-
-def _group(timeout: float) -> Group | None:
-    """All ranks of torch.distributed, if there are several."""
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return None
-    if torch.distributed.get_world_size() == 1:
-        return None
-    from trainmon.dist.torch_group import TorchGroup
-
-    return TorchGroup(timeout)
-
-
-def _choose_backend(model: torch.nn.Module, wanted: str) -> Backend:
-    if wanted not in ("auto", "host", "torch"):
-        raise ValueError(f"backend must be 'auto', 'host' or 'torch', not {wanted!r}")
-    devices = {parameter.device for parameter in model.parameters()}
-    on_device = [device for device in devices if device.type not in ("cpu", "meta")]
-    if wanted == "host" or (wanted == "auto" and not on_device):
-        return HostBackend()
-    from trainmon.backend.torch import TorchBackend
-
-    return TorchBackend(on_device[0] if on_device else torch.device("cpu"))
-
-
-def _detached(value: Any) -> Any:
-    return value.detach() if isinstance(value, torch.Tensor) else value
 
 
 class TorchLoop:
@@ -180,26 +140,11 @@ class TorchLoop:
         piece_of: PieceOf | None = None,
     ) -> None:
         self.monitor = monitor
-        self._optimizer = optimizer
-        self._list = ParameterList(model, optimizer, name_of, piece_of)
-        self._view = OptimizerView(optimizer, self._list)
-        self._step = begin.resumed_step + 1
-        self._micro = 0
-        self._stepped = False
-        self._missed = 0
-        self._partial_said = self._parts_said = False
+        self._watch = Watch(model, optimizer, monitor, name_of, piece_of)
         self._stop = Decision()
         self._skipped = False
-        self._shown = False
-        self._handles: list[Any] = []
-        self._accumulation = AccumulationHooks(self._list, monitor, lambda: self._micro)
-        self._model, self._name_of = model, name_of
-        self._inside = Inside(model, monitor, lambda: self._micro, name_of)
-        self._hooked: list[torch.optim.Optimizer] = []
-        begin = replace(begin, model=self._list, optimizer=self._view, observed=self._inside.observed)
-        monitor.begin(begin, backend, group, host=self)
-        self.install(begin.resumed_step)
-        self._begin_step()
+        self._watch.begin(begin, backend, group)
+        self._begin_step(begin.resumed_step + 1)
 
     # -- what the loop calls ----------------------------------------------------------------------------------------
 
@@ -215,13 +160,11 @@ class TorchLoop:
     @contextmanager
     def evaluation(self) -> Iterator[None]:
         """Marks an evaluation, so that its time does not pass for a step's."""
-        self.monitor.handle(EvalBegin(time.perf_counter()))
-        self._inside.pause(True)
+        self._watch.evaluation(True)
         try:
             yield
         finally:
-            self._inside.pause(False)
-            self.monitor.handle(EvalEnd(time.perf_counter()))
+            self._watch.evaluation(False)
 
     def micro_end(
         self,
@@ -246,24 +189,16 @@ class TorchLoop:
             sources: ids of the data's sources, e.g. ``[batch, 1]``.
             loss_scale: what multiplied the loss before its backward pass; without it that of ``grads_ready`` is taken.
         """
-        step, micro = self._step, self._micro
-        self._inside.counters_change()
-        self.monitor.offer(
-            MicroEnd,
-            lambda: MicroEnd(
-                step,
-                micro,
-                _detached(loss),
-                tokens,
-                reduction,
-                parts=self._named(parts),
-                token_losses=None
-                if token_losses is None
-                else TokenLosses(_detached(token_losses), weights, sources),
-                loss_scale=loss_scale,
-            ),
+        self._watch.micro_end(
+            loss,
+            tokens,
+            reduction=reduction,
+            parts=parts,
+            token_losses=None
+            if token_losses is None
+            else TokenLosses(detached(token_losses), weights, sources),
+            loss_scale=loss_scale,
         )
-        self._micro += 1
 
     def attention(self, layer: str, *, max_logit: Any, first_head: int = 0) -> None:
         """Largest logits of this call of a layer, where the model knows them itself (section ``attention``).
@@ -273,7 +208,7 @@ class TorchLoop:
             max_logit: one number for the layer, or one a head.
             first_head: which of the layer's heads on all ranks the first one is (tensor parallel).
         """
-        self._attention_seen(layer, lambda: MaxLogits(_detached(max_logit)), first_head)
+        self._attention_seen(layer, lambda: MaxLogits(detached(max_logit)), first_head)
 
     def attention_rows(self, layer: str, row_max: Any, row_sum: Any, *, first_head: int = 0) -> None:
         """What a fused kernel returns of each row: its largest logit and the sum of exp(logit - that).
@@ -283,7 +218,7 @@ class TorchLoop:
             row_max, row_sum: [..., heads, rows].
             first_head: as in :meth:`attention`.
         """
-        self._attention_seen(layer, lambda: RowSums(_detached(row_max), _detached(row_sum)), first_head)
+        self._attention_seen(layer, lambda: RowSums(detached(row_max), detached(row_sum)), first_head)
 
     def attention_qk(
         self,
@@ -311,7 +246,7 @@ class TorchLoop:
         size = q.shape[-1] ** -0.5 if scale is None else scale
         self._attention_seen(
             layer,
-            lambda: QueryKey(_detached(q), _detached(k), size, causal, q_start, _detached(mask)),
+            lambda: QueryKey(detached(q), detached(k), size, causal, q_start, detached(mask)),
             first_head,
         )
 
@@ -343,21 +278,21 @@ class TorchLoop:
             ExpertsSeen,
             lambda: ExpertsSeen(
                 layer,
-                self._micro,
+                self._watch.micro,
                 num_experts,
-                _detached(indices),
-                _detached(counts),
+                detached(indices),
+                detached(counts),
                 first_expert,
-                _detached(dropped),
-                placement=_detached(placement),
-                previous=_detached(previous),
+                detached(dropped),
+                placement=detached(placement),
+                previous=detached(previous),
             ),
         )
 
     def _attention_seen(
         self, layer: str, make: Callable[[], MaxLogits | RowSums | QueryKey], first_head: int
     ) -> None:
-        self.monitor.offer(AttentionSeen, lambda: AttentionSeen(layer, make(), self._micro, first_head))
+        self.monitor.offer(AttentionSeen, lambda: AttentionSeen(layer, make(), self._watch.micro, first_head))
 
     def grads_ready(
         self, *, clip_norm: float | None = None, loss_scale: float | None = None, grad_norm: Any = None
@@ -376,8 +311,7 @@ class TorchLoop:
         Raises:
             TrainingStopped: a rule with the action ``raise`` ends the run; on every rank at the same step.
         """
-        self._shown = True
-        self._gradients("reduced", clip_norm, loss_scale, grad_norm)
+        self._watch.show_gradients("reduced", clip_norm, loss_scale, grad_norm)
         decision = self.monitor.before_update()
         self._skipped |= decision.skip
         self._obey(decision)
@@ -406,26 +340,16 @@ class TorchLoop:
             TrainingStopped: a rule with the action ``raise`` ends the run; on every rank at the same step.
             loss_parts: named losses of the step, if no micro-batch gave them.
         """
-        self._inside.step_ends()
-        now, step = time.perf_counter(), self._step
-        self.monitor.offer(
-            StepEnd,
-            lambda: StepEnd(
-                step,
-                now,
-                loss=_detached(loss),
-                loss_parts=self._named(loss_parts),
-                tokens=tokens,
-                samples=samples,
-                grad_norm=grad_norm,
-                learning_rates=None if self._stepped else self._view.learning_rates(),
-                overflow=overflow,
-            ),
+        self._watch.step_end(
+            skipped=self._skipped,
+            loss=detached(loss),
+            loss_parts=loss_parts,
+            tokens=tokens,
+            samples=samples,
+            grad_norm=grad_norm,
+            overflow=overflow,
         )
-        self._watch_optimizer()
-        self._hook_optimizers()
-        self._step += 1
-        self._begin_step()
+        self._begin_step(self._watch.step + 1)
         self._obey(self.monitor.decide())
 
     @property
@@ -462,8 +386,8 @@ class TorchLoop:
 
     def close(self) -> None:
         """Ends the run: hooks are removed, files written. Idempotent."""
-        self._remove_hooks()
-        self.monitor.handle(TrainEnd(self._step - 1, "stopped" if self._stop.stop else "completed"))
+        self._watch.remove_hooks()
+        self.monitor.handle(TrainEnd(self._watch.step - 1, "stopped" if self._stop.stop else "completed"))
         self.monitor.close()
 
     def __enter__(self) -> TorchLoop:
@@ -475,8 +399,8 @@ class TorchLoop:
         if error is None:
             self.close()
             return
-        self._remove_hooks()
-        self.monitor.handle(ExceptionRaised(self._step, "step", error))
+        self._watch.remove_hooks()
+        self.monitor.handle(ExceptionRaised(self._watch.step, "step", error))
         self.monitor.close()
 
     def _obey(self, decision: Decision) -> None:
@@ -485,116 +409,6 @@ class TorchLoop:
         if Action.RAISE in decision.actions:
             raise TrainingStopped(decision)
 
-    def observe(self) -> Observed:
-        """The configuration changes: the engine asks anew what can be looked at."""
-        self._inside.remove()
-        self._inside = Inside(self._model, self.monitor, lambda: self._micro, self._name_of)
-        return self._inside.observed
-
-    def install(self, step: int) -> None:
-        """Installs the hooks that probes want now, and takes away the others."""
-        if not self._wants_optimizer():
-            self._unhook()
-        self._hook_optimizers()
-        self._inside.install(step)
-        self._accumulation.install()
-
-    # -- hooks ------------------------------------------------------------------------------------------------------
-
-    def _remove_hooks(self) -> None:
-        self._inside.remove()
-        self._accumulation.remove()
-        self._unhook()
-
-    def _wants_optimizer(self) -> bool:
-        return any(self.monitor.listens(kind) for kind in (GradsReady, OptimizerBegin, OptimizerEnd))
-
-    def _hook_optimizers(self) -> None:
-        """On those that do the work; a wrapper may have made them anew."""
-        if not self._wants_optimizer():
-            return
-        inner = optimizers_of(self._optimizer)
-        if [id(one) for one in inner] == [id(one) for one in self._hooked]:
-            return
-        self._unhook()
-        self._hooked = inner
-        for one in inner:
-            self._handles.append(one.register_step_pre_hook(self._before_update))
-            self._handles.append(one.register_step_post_hook(self._after_update))
-
-    def _unhook(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles, self._hooked = [], []
-
-    def _begin_step(self) -> None:
-        self._micro, self._stepped, self._skipped, self._shown = 0, False, False, False
-        self.monitor.handle(StepBegin(self._step, time.perf_counter()))
-        self._inside.arm()
-        self._accumulation.arm()
-
-    def _gradients(
-        self,
-        phase: Phase,
-        clip_norm: float | None = None,
-        loss_scale: float | None = None,
-        grad_norm: Any = None,
-    ) -> None:
-        self._inside.counters_change()
-
-        def make() -> GradsReady:
-            self._list.refresh()
-            rates = self._view.learning_rates()
-            view = self._list.gradients()
-            self._say_partial()
-            return GradsReady(self._step, view, phase, clip_norm, rates, loss_scale, grad_norm)
-
-        self.monitor.offer(GradsReady, make)
-
-    def _named(self, parts: Any) -> dict[str, Any]:
-        """Named losses; anything else is said once and left out, so that the loss itself is not."""
-        if isinstance(parts, Mapping):
-            return {str(name): _detached(value) for name, value in parts.items()}
-        if parts is not None and not self._parts_said:
-            self._parts_said = True
-            text = f"parts must map names to losses, such as {{'aux': loss}}, not {type(parts).__name__}: left out"
-            self.monitor.say("warning", "parts_unnamed", text, step=self._step)
-        return {}
-
-    def _say_partial(self) -> None:
-        if self._list.partial is not None and not self._partial_said:
-            self._partial_said = True
-            self.monitor.say(
-                "warning",
-                "partial_gradients",
-                f"the gradient of {self._list.partial} is still a sum to be made over ranks (a partial DTensor): such "
-                "gradients are left out of all norms; reduce them before grads_ready()",
-                step=self._step,
-            )
-
-    def _before_update(self, *_arguments: Any) -> None:
-        if self._stepped and len(self._hooked) > 1:
-            return  # the next of a chain
-        self._stepped = True
-        self.monitor.handle(OptimizerBegin(time.perf_counter()))
-        # Once they have been shown, only who wants to see them clipped needs them again.
-        gradients = self.monitor.config.gradients
-        if not self._shown or (gradients is not None and gradients.clipped):
-            self._gradients("clipped")
-
-    def _after_update(self, *_arguments: Any) -> None:
-        self.monitor.handle(OptimizerEnd(time.perf_counter()))
-
-    def _watch_optimizer(self) -> None:
-        """An optimizer that never steps was probably replaced: its successor has no hooks."""
-        if not self._handles or self._skipped:
-            return
-        self._missed = 0 if self._stepped else self._missed + 1
-        if self._missed == 3:
-            self.monitor.say(
-                "warning",
-                "optimizer_silent",
-                "the optimizer given to attach() has not stepped for 3 steps; if it was replaced, attach again with the "
-                "new one (learning rate and gradients after clipping are of the old one)",
-                step=self._step,
-            )
+    def _begin_step(self, step: int) -> None:
+        self._skipped = False
+        self._watch.begin_step(step)

@@ -21,8 +21,8 @@ from torch import nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from trainmon.adapters.torch_loop.modules import is_repeated
-from trainmon.adapters.torch_loop.shards import local, start_along
+from trainmon.adapters.torch_parts.modules import is_repeated
+from trainmon.adapters.torch_parts.shards import local, start_along
 from trainmon.events import AttentionLayer, AttentionSeen, MaxLogits, QueryKey, Scores
 from trainmon.monitor import TrainMonitor
 

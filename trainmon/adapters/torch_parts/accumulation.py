@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from trainmon.adapters.torch_loop.parameters import ParameterList, dense
+from trainmon.adapters.torch_parts.parameters import ParameterList, dense
 from trainmon.events import GradientAccumulated, MicroGradient
 from trainmon.monitor import TrainMonitor
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 import torch.distributed as distributed
 from torch import nn
 
-from trainmon.adapters.torch_loop.attention import AttentionHooks, TrackedLogits, attention_layers
-from trainmon.adapters.torch_loop.modules import ModuleHooks, hookable
-from trainmon.adapters.torch_loop.routers import ExpertHooks, moe_layers
+from trainmon.adapters.torch_parts.attention import AttentionHooks, TrackedLogits, attention_layers
+from trainmon.adapters.torch_parts.modules import ModuleHooks, hookable
+from trainmon.adapters.torch_parts.routers import ExpertHooks, moe_layers
 from trainmon.config import Selection
 from trainmon.events import AttentionSeen, ExpertsSeen, ModuleSeen, Observed
 from trainmon.monitor import TrainMonitor

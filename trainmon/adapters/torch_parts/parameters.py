@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from trainmon.adapters.base import plain_name
-from trainmon.adapters.torch_loop.optimizers import optimizers_of, slots_of
-from trainmon.adapters.torch_loop.shards import FlatShards, gathered, is_dtensor, is_partial, local, place
+from trainmon.adapters.torch_parts.optimizers import optimizers_of, slots_of
+from trainmon.adapters.torch_parts.shards import FlatShards, gathered, is_dtensor, is_partial, local, place
 from trainmon.events import ShardInfo, TensorView
 
 __all__ = ["NameOf", "ParameterList", "PieceOf"]

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from trainmon.adapters.base import plain_name
-from trainmon.adapters.torch_loop.shards import local
+from trainmon.adapters.torch_parts.shards import local
 from trainmon.events import Flow, ModuleSeen
 from trainmon.monitor import TrainMonitor
 

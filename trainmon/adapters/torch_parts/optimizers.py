@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trainmon.adapters.torch_loop.shards import is_dtensor, local, owns_by_coordinate, same_piece
+from trainmon.adapters.torch_parts.shards import is_dtensor, local, owns_by_coordinate, same_piece
 from trainmon.events import AdamStep, ShardInfo, TensorView
 
 if TYPE_CHECKING:
-    from trainmon.adapters.torch_loop.parameters import ParameterList
+    from trainmon.adapters.torch_parts.parameters import ParameterList
 
 __all__ = ["OptimizerView", "optimizers_of", "slots_of"]
 

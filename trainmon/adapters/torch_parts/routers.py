@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainmon.adapters.torch_loop.modules import is_repeated, tensors_in
-from trainmon.adapters.torch_loop.shards import local
+from trainmon.adapters.torch_parts.modules import is_repeated, tensors_in
+from trainmon.adapters.torch_parts.shards import local
 from trainmon.events import ExpertLayer, ExpertsSeen
 from trainmon.monitor import TrainMonitor
 
