@@ -118,6 +118,7 @@ class ShardInfo:
         owner: whether this rank is the one that contributes it (coordinate 0 on every replica axis).
         start: where the piece begins in the whole tensor, along each dimension; None: unknown, or this is the whole.
         whole: shape of the whole tensor; None with ``start``.
+        placed: False: a piece of a larger tensor, and nobody said where in it.
     """
 
     sharded: tuple[str, ...] = ()
@@ -125,6 +126,7 @@ class ShardInfo:
     owner: bool = True
     start: tuple[int, ...] | None = None
     whole: tuple[int, ...] | None = None
+    placed: bool = True
 
 
 WHOLE = ShardInfo()

@@ -114,7 +114,7 @@ def main(output: str) -> None:
         run_name="moe",
         moe={"per_expert": True, "ep_size": distributed.get_world_size()},
         attention={"every": 5},
-        piece_of=lambda name, _: f"experts of rank {rank}" if ".experts." in name else None,
+        piece_of=lambda name, _: (rank * share, EXPERTS) if ".experts." in name else None,
     ) as mon:
         for _ in range(STEPS):
             with mon.data_wait():

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import csv
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 STEPS, BATCH, TOKENS, WIDTH, HEADS, EXPERTS, CHOSEN = 3, 8, 6, 16, 4, 4, 2
 
 
-def build(ep_rank: int = 0, ep_size: int = 1, ep_group: Any = None, stacked: bool = True) -> Any:
+def build(
+    ep_rank: int = 0, ep_size: int = 1, ep_group: Any = None, stacked: bool = True, cp_group: Any = None
+) -> Any:
     """The same numbers on every rank; of the experts only this rank's."""
     import torch
     from torch import nn
@@ -21,6 +24,8 @@ def build(ep_rank: int = 0, ep_size: int = 1, ep_group: Any = None, stacked: boo
     held = slice(ep_rank * share, (ep_rank + 1) * share)
 
     class Attention(nn.Module):
+        tell: Any = None  # hands q and k over once more
+
         def __init__(self) -> None:
             super().__init__()
             self.q_proj, self.k_proj, self.v_proj, self.o_proj = (
@@ -33,7 +38,14 @@ def build(ep_rank: int = 0, ep_size: int = 1, ep_group: Any = None, stacked: boo
                 p(x).unflatten(-1, (-1, WIDTH // HEADS)).transpose(1, 2)
                 for p in (self.q_proj, self.k_proj, self.v_proj)
             )
-            mixed = functional.scaled_dot_product_attention(q * 2, k, v, is_causal=True)
+            mask, start = None, 0
+            if cp_group is not None:  # these queries see the keys of all ranks up to their own place
+                start = torch.distributed.get_rank(cp_group) * q.shape[-2]
+                k, v = (Gather.apply(one.movedim(-2, 0), cp_group).movedim(0, -2) for one in (k, v))
+                mask = torch.arange(k.shape[-2]) <= torch.arange(q.shape[-2])[:, None] + start
+            if self.tell is not None and self.training:
+                self.tell("handed", q * 2, k, q_start=start)
+            mixed = functional.scaled_dot_product_attention(q * 2, k, v, mask, is_causal=mask is None)
             return self.o_proj(mixed.transpose(1, 2).flatten(-2))
 
     class Stacked(nn.Module):
@@ -144,8 +156,10 @@ def run(
     """Trains on this rank; rank 0 returns scalars by step and tables by (step, name).
 
     Args:
-        kind: single, ddp, fsdp2, tp (attention cut by heads, both ranks fed alike), pp (attention on one rank, experts on
-            the other), ep (experts over ``ep_size`` ranks, the rest of the ranks hold copies of them).
+        kind: single, ddp, fsdp2, tp (attention cut by heads, both ranks fed alike), tp+fsdp2 (two ranks each), sp (tp,
+            and beside attention each rank has its part of the sequences), cp (each rank has its part of the sequences'
+            queries, and all keys), pp (attention on one rank, experts on the other), ep (experts over ``ep_size`` ranks,
+            the rest of the ranks hold copies of them).
     """
     import torch
     import torch.distributed as distributed
@@ -154,7 +168,7 @@ def run(
     import trainmon
 
     rank, world = (distributed.get_rank(), distributed.get_world_size()) if kind != "single" else (0, 1)
-    data_rank, data_world = rank, world
+    data_rank, data_world, sequence = rank, world, 1
     names: dict[str, Any] = {}
     ep_rank, ep_group, replicas = 0, None, None
     if kind == "ep":
@@ -166,7 +180,9 @@ def run(
             group = distributed.new_group(list(range(first, world, ep_size)))
             replicas = group if rank % ep_size == first else replicas
         names = ep_names(ep_rank, EXPERTS // ep_size, stacked)
-    model: Any = build(ep_rank, ep_size, ep_group, stacked)
+    cp_group = distributed.group.WORLD if kind == "cp" else None
+    model: Any = build(ep_rank, ep_size, ep_group, stacked, cp_group)
+    attention = model.attn
     if kind == "ddp":
         model = nn.parallel.DistributedDataParallel(model)
     elif kind == "fsdp2":
@@ -175,16 +191,20 @@ def run(
 
         fully_shard(model.attn, mesh=init_device_mesh("cpu", (world,)))
         fully_shard(model, mesh=init_device_mesh("cpu", (world,)))
-    elif kind == "tp":
+    elif kind in ("tp", "tp+fsdp2", "sp"):
         from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+        from torch.distributed.fsdp import fully_shard
 
-        columns = {f"{p}_proj": ColwiseParallel() for p in "qkv"}
-        parallelize_module(
-            model.attn, init_device_mesh("cpu", (world,)), {**columns, "o_proj": RowwiseParallel()}
-        )
-        data_rank, data_world = 0, 1
-        names = {"counts_tokens": rank == 0, "data_rank": 0}
+        mesh = init_device_mesh("cpu", (world // 2, 2), mesh_dim_names=("dp", "tp"))
+        cut_by_heads(model, mesh["tp"], sequence=kind == "sp")
+        data_rank, data_world = mesh.get_local_rank("dp"), world // 2
+        names = {"counts_tokens": mesh.get_local_rank("tp") == 0, "data_rank": data_rank}
+        if kind == "tp+fsdp2":
+            fully_shard(model, mesh=mesh["dp"])
+        if kind == "sp":
+            sequence, names = world, {}
+    elif kind == "cp":
+        data_rank, data_world, sequence = 0, 1, world
     elif kind == "pp":
         data_rank, data_world = 0, 1
         names = {"counts_tokens": rank == 1}
@@ -194,18 +214,28 @@ def run(
     generator = torch.Generator().manual_seed(1)
     inputs = torch.randn(STEPS, BATCH, TOKENS, WIDTH, generator=generator)
     targets = torch.randint(5, (STEPS, BATCH, TOKENS), generator=generator)
-    share = BATCH // data_world
+    share, length = BATCH // data_world, TOKENS // sequence
     mine = slice(data_rank * share, (data_rank + 1) * share)
+    at = rank * length if sequence > 1 else 0
+    inputs, targets = inputs[:, :, at : at + length], targets[:, :, at : at + length]
+    flows: dict[str, list[Any]] = {name: [] for name in ("norm", "attn.q_proj")}
+    for name, seen in flows.items() if kind == "single" else ():
+        model.get_submodule(name).register_forward_hook(
+            lambda _m, _i, output, seen=seen: seen.append(output.detach().numpy())
+        )
     sections = {
         "gradients": {"per_parameter": True},
         "weights": {"every": 1, "per_parameter": True},
         "moments": {"every": 1},
-        "activations": {"every": 1, "target": ["norm"]},
+        "spectral": {"every": 1},
+        "activations": {"every": 1, "target": ["^norm$", "q_proj"]},
         "attention": {"every": 1, "rows": 0, "per_head": True},
         "moe": {"per_expert": True, "ep_size": 2},
     }
     keys = {"output_dir": directory, "run_name": "r", "sinks": ["csv", "jsonl"], **sections}
     with trainmon.attach(model, optimizer, keys, backend=backend, **names) as monitor:
+        first_head = HEADS // 2 * mesh.get_local_rank("tp") if kind in ("tp", "tp+fsdp2", "sp") else 0
+        attention.tell = partial(monitor.attention_qk, first_head=first_head)
         for step in range(STEPS):
             for part in mine_in_two(mine):
                 if kind == "pp" and rank == 0:
@@ -215,17 +245,51 @@ def run(
                 came = None if kind != "pp" else received(inputs[step, part])
                 logits = model(inputs[step, part]) if came is None else last_stage(model, came)
                 loss = nn.functional.cross_entropy(logits.flatten(0, 1), targets[step, part].flatten())
-                (loss / 2).backward()
+                (loss / 2 / (world if kind == "sp" else 1)).backward()
                 if came is not None:
                     distributed.send(came.grad, 0)
-                monitor.micro_end(loss, tokens=share // 2 * TOKENS)
-            if kind == "ep":
+                monitor.micro_end(loss, tokens=share // 2 * length)
+            if kind in ("ep", "cp"):
                 average(model, replicas, world)
+            if kind == "sp":
+                add_up(model)
             monitor.grads_ready(clip_norm=0.5)
             optimizer.step()
             optimizer.zero_grad()
-            monitor.step_end(samples=share)
-    return read(Path(directory) / "r/rank_0") if rank == 0 else {}
+            monitor.step_end(samples=share / sequence)
+    found = read(Path(directory) / "r/rank_0") if rank == 0 else {}
+    return {**found, "flows": flows}
+
+
+def cut_by_heads(model: Any, mesh: Any, *, sequence: bool) -> None:
+    """Tensor parallel attention; with ``sequence`` what is between attentions is cut along the sequence."""
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        PrepareModuleInput,
+        RowwiseParallel,
+        SequenceParallel,
+        parallelize_module,
+    )
+
+    plan: dict[str, Any] = {f"attn.{p}_proj": ColwiseParallel() for p in "qkv"}
+    plan["attn.o_proj"] = RowwiseParallel(output_layouts=Shard(1) if sequence else Replicate())
+    if sequence:
+        plan["attn"] = PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate())
+        plan["norm"] = SequenceParallel(use_local_output=True)
+    parallelize_module(model, mesh, plan)
+
+
+def add_up(model: Any) -> None:
+    """What is whole on every rank has the gradients of its part of the sequence: torch leaves their sum to the loop."""
+    import torch.distributed as distributed
+    from torch.distributed.tensor import DTensor, Replicate
+
+    for parameter in model.parameters():
+        if not isinstance(parameter.grad, DTensor):
+            distributed.all_reduce(parameter.grad)
+        elif parameter.grad.placements[0].is_partial():
+            parameter.grad = parameter.grad.redistribute(placements=[Replicate()])
 
 
 def first_stage(model: Any, x: Any) -> None:
@@ -256,7 +320,7 @@ def last_stage(model: Any, x: Any) -> Any:
 def ep_names(ep_rank: int, share: int, stacked: bool) -> dict[str, Any]:
     """How attach() learns which experts are here."""
     if stacked:
-        return {"piece_of": lambda name, _: f"experts of {ep_rank}" if ".experts." in name else None}
+        return {"piece_of": lambda name, _: (ep_rank * share, EXPERTS) if ".experts." in name else None}
 
     def name_of(name: str) -> str:
         return re.sub(r"(?<=experts\.)\d+", lambda found: str(int(found[0]) + ep_rank * share), name)

@@ -82,10 +82,13 @@ class SpectralProbe:
         self._rows = Rows(_Every())
         self._states: dict[str, Any] = {}
         self._turn = 0
+        self._unplaced: str | None = None
         self._said: set[str] = set()
 
     def begin(self, context: ProbeContext) -> None:
         self._context = context
+        # A life that goes on begins with another matrix than the last one did: short lives come to all of them.
+        self._turn = context.begin.resumed_step
         self._rows.extend([unit.name for unit in self._units()])
 
     def register(self, registry: Registry) -> None:
@@ -155,7 +158,12 @@ class SpectralProbe:
             shape = tuple(tensor.shape) if shard.whole is None else shard.whole
             if len(shape) not in (2, 3) or len(tensor.shape) != len(shape) or name not in self._selected:
                 continue
-            cut = tuple(tensor.shape)[-2:] != shape[-2:]
+            if len(shape) == 3 and not shard.placed:
+                self._unplaced = (
+                    name  # its matrices have no names: those of other ranks would pass for the same
+                )
+                continue
+            cut = tuple(tensor.shape)[-2:] != shape[-2:] or not shard.placed
             size = int(np.prod(shape[-2:]))
             if len(shape) == 2:
                 yield _Unit(name, size, _piece(tensor, shard), cut)
@@ -167,7 +175,13 @@ class SpectralProbe:
                 yield _Unit(f"{name}[{index}]", size, part, cut)
 
     def _say_limits(self, step: int, units: Sequence[_Unit]) -> None:
-        if not units:
+        if self._unplaced is not None:
+            text = (
+                f"{self._unplaced} is a piece of a stack of matrices, and piece_of doesn't say which ones these are: no "
+                "spectrum; let it return (first, whole), the place of the first one and the number of all"
+            )
+            self._say(step, "spectral_unplaced", text)
+        if not units and self._unplaced is None:
             text = "no selected parameter is a matrix here (FSDP1 keeps flat pieces, which have no spectrum)"
             self._say(step, "spectral_nothing", text)
         elif any(unit.cut for unit in units):

@@ -92,14 +92,15 @@ def attach(
             stage is the cause in forward, the last in backward.
         name_of: the name over all ranks of a parameter or module, given its name on this one: for experts or stages that
             every rank numbers from 0.
-        piece_of: which piece of a parameter (name, parameter) this rank holds: equal texts mean equal numbers. For plain
-            tensors that are pieces, such as stacked experts of an expert parallel rank; None: as the tensor says.
+        piece_of: which piece of a parameter (name, parameter) this rank holds, for tensors that don't tell, such as
+            stacked experts of an expert parallel rank: ``(first, whole)``, where it begins along the first dimension and
+            the size of the whole there, or a text. Equal answers mean equal numbers; None: as the tensor says.
         **overrides: top-level configuration keys.
 
     Raises:
         ConfigError: the configuration is wrong, or a rule asks for what a loop can't do; nothing has begun.
         TypeError: no torch optimizer is found in ``optimizer``.
-        ValueError: the ranks measure different things.
+        ValueError: the ranks measure different things, or ``piece_of`` says what can't be.
     """
     monitor = TrainMonitor(config, **overrides)
     group = all_ranks(60.0 if monitor.config.health is None else monitor.config.health.timeout)

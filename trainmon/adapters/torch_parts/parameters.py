@@ -9,13 +9,21 @@ import torch
 
 from trainmon.adapters.base import plain_name
 from trainmon.adapters.torch_parts.optimizers import optimizers_of, slots_of
-from trainmon.adapters.torch_parts.shards import FlatShards, gathered, is_dtensor, is_partial, local, place
+from trainmon.adapters.torch_parts.shards import (
+    FlatShards,
+    Told,
+    gathered,
+    is_dtensor,
+    is_partial,
+    local,
+    place,
+)
 from trainmon.events import ShardInfo, TensorView
 
 __all__ = ["NameOf", "ParameterList", "PieceOf"]
 
 NameOf = Callable[[str], str]
-PieceOf = Callable[[str, torch.nn.Parameter], "str | None"]
+PieceOf = Callable[[str, torch.nn.Parameter], "Told | None"]
 
 #: The whole model is listed anew every so many steps, so that replaced modules are found too.
 _RELIST_EVERY = 100
@@ -34,6 +42,9 @@ class ParameterList:
         optimizer: one, a list or a wrapper; what it updates beside the model's parameters gets a name by position.
         name_of: the name over all ranks that belongs to a name on this one.
         piece_of: which piece of a parameter this rank holds, where the tensor doesn't tell; None: as it looks.
+
+    Raises:
+        ValueError: ``piece_of`` says what can't be.
     """
 
     def __init__(
@@ -84,7 +95,21 @@ class ParameterList:
         self._master_ids = copies
         for key, master in self._masters.items():
             self._name_of[id(master)] = self._name_of[key]
+        self._told = [self._piece_told(*one) for one in zip(self.names, self.parameters, strict=True)]
         self._places, self._flags, self._known = [], [], {}
+
+    def _piece_told(self, name: str, parameter: torch.nn.Parameter) -> Told | None:
+        told = None if self._piece is None else self._piece(name, parameter)
+        if told is None or isinstance(told, str):
+            return told
+        rows = parameter.shape[0] if parameter.ndim else 0
+        match told:
+            case (int(first), int(whole)) if parameter.ndim and 0 <= first <= first + rows <= whole:
+                return first, whole
+        raise ValueError(
+            f"piece_of({name!r}) is {told!r}: a tensor {list(parameter.shape)} needs (first, whole), where its {rows} "
+            "rows begin among the whole's along the first dimension, a text, or None"
+        )
 
     def _inner(self) -> list[torch.optim.Optimizer]:
         return optimizers_of(self._optimizer)
@@ -108,10 +133,7 @@ class ParameterList:
     def pieces(self) -> Sequence[str]:
         flat = FlatShards(self._model)
         found = [flat.piece(parameter) for parameter in self.parameters]
-        if self._piece is None:
-            return found
-        told = [self._piece(name, p) for name, p in zip(self.names, self.parameters, strict=True)]
-        return [own if more is None else f"{more} {own}" for own, more in zip(found, told, strict=True)]
+        return [own if more is None else f"{more} {own}" for own, more in zip(found, self._told, strict=True)]
 
     def take_owners(self, owned: Collection[str]) -> None:
         self._owned = owned
@@ -139,7 +161,7 @@ class ParameterList:
         self.refresh()
         if len(self._places) != len(self.names):
             owned = [self._owned is None or name in self._owned for name in self.names]
-            self._places = [place(*one) for one in zip(self.parameters, owned, strict=True)]
+            self._places = [place(*one) for one in zip(self.parameters, owned, self._told, strict=True)]
         names, tensors, shards = self.names, self.parameters, self._places
         real = [index for index, one in enumerate(tensors) if one.requires_grad and not one.is_meta]
         if len(real) < len(tensors):

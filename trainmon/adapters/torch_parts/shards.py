@@ -15,6 +15,7 @@ from trainmon.events import ShardInfo
 
 __all__ = [
     "FlatShards",
+    "Told",
     "gathered",
     "is_dtensor",
     "is_partial",
@@ -27,6 +28,9 @@ __all__ = [
 ]
 
 _WHOLE = {True: ShardInfo(), False: ShardInfo(owner=False)}
+
+#: What the loop says of a piece: a name for it, or where it begins along the first dimension of how many in the whole.
+Told = str | tuple[int, int]
 
 
 def is_dtensor(tensor: Any) -> bool:
@@ -85,12 +89,21 @@ def owns_by_coordinate(tensor: torch.Tensor, otherwise: bool) -> bool:
     )
 
 
-def place(tensor: torch.Tensor, owner: bool) -> ShardInfo:
-    """What is known of this rank's piece, and whether it contributes it."""
-    if not is_dtensor(tensor):
+def place(tensor: torch.Tensor, owner: bool, told: Told | None = None) -> ShardInfo:
+    """What is known of this rank's piece, and whether it contributes it.
+
+    Args:
+        told: what the loop says of the tensor as this rank has it, a DTensor of which may be a piece again.
+    """
+    if isinstance(told, str):
+        return ShardInfo(owner=owner, placed=False)
+    if not is_dtensor(tensor) and told is None:
         return _WHOLE[owner]
-    _, start = _bounds(tensor)
-    return ShardInfo(owner=owner, start=start, whole=tuple(tensor.shape))
+    start = _bounds(tensor)[1] if is_dtensor(tensor) else (0,) * tensor.ndim
+    whole = tuple(tensor.shape)
+    if told is not None:
+        start, whole = (told[0] + start[0], *start[1:]), (told[1], *whole[1:])
+    return ShardInfo(owner=owner, start=start, whole=whole)
 
 
 def _bounds(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
