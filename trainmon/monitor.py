@@ -258,7 +258,12 @@ class TrainMonitor:
 
     def wants(self, kind: type[Any]) -> bool:
         """Whether a probe takes events of this kind in this step."""
-        return not self._closed and any(slot.active for slot, _ in self._listeners.get(kind, ()))
+        if self._closed:
+            return False
+        for slot, _ in self._listeners.get(kind, ()):  # noqa: SIM110 (called for each gradient: no generator)
+            if slot.active:
+                return True
+        return False
 
     def guard(self, work: Callable[[], None]) -> None:
         """Does an adapter's work: its time is counted, and what goes wrong in it does not reach the caller."""

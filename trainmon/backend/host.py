@@ -45,12 +45,14 @@ class HostBackend:
 
     def summaries(self, tensors: Sequence[Any]) -> Lazy:
         stats = tensor_stats(tensors)
-        table = np.empty((len(stats), 6))
-        table[:, 0] = _propagating(stats, "sumsq")
-        table[:, 1] = _propagating(stats, "absmax")
-        for column, field in enumerate(("n_nan", "n_posinf", "n_neginf"), start=2):
-            table[:, column] = stats[field]
-        table[:, 5] = np.where(stats["first_bad"] >= 0, stats["first_bad"], np.nan)
+        table = np.zeros((len(stats), 6))
+        table[:, 0], table[:, 1], table[:, 5] = stats["sumsq"], stats["absmax"], np.nan
+        bad = np.flatnonzero(stats["first_bad"] >= 0)
+        if len(bad):
+            those = stats[bad]
+            table[bad, 0], table[bad, 1] = _propagating(those, "sumsq"), _propagating(those, "absmax")
+            for column, field in enumerate(("n_nan", "n_posinf", "n_neginf", "first_bad"), start=2):
+                table[bad, column] = those[field]
         return _known(table)
 
     def squares(self, tensors: Sequence[Any], negatives: bool = False) -> Lazy:
@@ -65,7 +67,8 @@ class HostBackend:
         return _known(table)
 
     def square_sum(self, tensors: Sequence[Any]) -> Lazy:
-        return _known(np.array([multi_norm(tensors) ** 2]))
+        norm = float(multi_norm(tensors))
+        return _known(np.array([norm * norm]))
 
     def bucket_sums(self, losses: Any, weights: Any, buckets: Any, count: int) -> Lazy:
         sums = LossAccumulator(buckets=count)

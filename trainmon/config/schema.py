@@ -304,7 +304,7 @@ class SpectralConfig:
     sigma: bool = key(True, "The largest singular value.")
     eigenvalue: bool = key(False, "The largest eigenvalue of W'W.")
     elements: int = key(
-        1 << 24, "Elements of the matrices that are looked at in one step; at least one matrix is.", minimum=1
+        1 << 20, "Elements of the matrices that are looked at in one step; at least one matrix is.", minimum=1
     )
     tolerance: float = key(0.01, "Half width of the interval over the value.", minimum=1e-6, maximum=0.5)
     epsilon: float = key(

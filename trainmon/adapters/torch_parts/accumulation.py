@@ -32,7 +32,7 @@ class AccumulationHooks:
         self._parameters, self._monitor, self._micro = parameters, monitor, micro
         self._handles: dict[int, tuple[Any, ...]] = {}
         self._listed: list[torch.nn.Parameter] = []
-        self._on = False
+        self._own_wanted = self._sum_wanted = False
         self._arrived: set[str] = set()  # whose own gradient was seen and not yet added
 
     def install(self) -> None:
@@ -56,15 +56,16 @@ class AccumulationHooks:
         if not self._handles:
             return
         self._arrived.clear()
-        self._on = self._monitor.wants(MicroGradient) or self._monitor.wants(GradientAccumulated)
-        if self._on:
+        self._own_wanted = self._monitor.wants(MicroGradient)
+        self._sum_wanted = self._monitor.wants(GradientAccumulated)
+        if self._own_wanted or self._sum_wanted:
             self._monitor.guard(self._parameters.refresh)
             if self._listed is not self._parameters.parameters:
                 self._monitor.guard(self.install)
 
     def remove(self) -> None:
         """Idempotent."""
-        self._on = False
+        self._own_wanted = self._sum_wanted = False
         for key in list(self._handles):
             self._remove(key)
 
@@ -74,8 +75,9 @@ class AccumulationHooks:
 
     def _own(self, name: str) -> Callable[[torch.Tensor], None]:
         def hook(gradient: torch.Tensor) -> None:
-            if self._on:
+            if self._sum_wanted:
                 self._arrived.add(name)
+            if self._own_wanted:
                 self._monitor.offer(
                     MicroGradient, lambda: MicroGradient(self._micro(), name, dense(gradient.detach()))
                 )
@@ -84,7 +86,7 @@ class AccumulationHooks:
 
     def _added(self, name: str) -> Callable[[torch.Tensor], None]:
         def hook(parameter: torch.Tensor) -> None:
-            if not self._on or name not in self._arrived or parameter.grad is None:
+            if not self._sum_wanted or name not in self._arrived or parameter.grad is None:
                 return
             self._arrived.discard(name)
             gradient = parameter.grad.detach()

@@ -200,7 +200,7 @@ class ParameterList:
         one."""
         if not self._in_pieces and not self._masters:  # the usual case, for many parameters
             there = [parameter.grad for parameter in self.parameters]
-            if True not in [one is None for one in there] and self._all_plain(there):
+            if not [one for one in there if one is None] and self._all_plain(there):
                 return TensorView(self.names, there, self._ownership())
         names: list[str] = []
         tensors: list[torch.Tensor] = []

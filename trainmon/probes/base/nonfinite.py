@@ -43,7 +43,7 @@ class NonFiniteCount:
             registry.add(f"{self._prefix}/nonfinite", (*self._counts, self._any), _total, probe=probe)
 
     def write_seen(self, frame: Frame, bad: bool) -> None:
-        """Enters whether there is any, where they were not counted."""
+        """Enters whether there is any, where they were not counted or there is none."""
         for part in self._counts:
             frame.set(part, 0.0)
         frame.set(self._any, float(bad))
@@ -52,12 +52,14 @@ class NonFiniteCount:
         self, frame: Frame, step: int, names: Sequence[str], owned: Flags, table: Floats, note: str = ""
     ) -> Finding | None:
         """Enters the counts. Returns what is not finite: the tensor that came first in the computation."""
-        for part, total in zip(self._counts, table[owned, 2:5].sum(axis=0), strict=True):
-            frame.set(part, float(total))
-        frame.set(self._any, float(table[:, 2:5].sum()))
-        bad = np.flatnonzero(table[:, 2:5].any(axis=1))
-        if not len(bad):
+        counts = table[:, 2:5]
+        if not counts.any():
+            self.write_seen(frame, False)
             return None
+        for part, total in zip(self._counts, counts[owned].sum(axis=0), strict=True):
+            frame.set(part, float(total))
+        frame.set(self._any, float(counts.sum()))
+        bad = np.flatnonzero(counts.any(axis=1))
         # Backward goes from the last parameters to the first.
         first = int(bad[-1 if self._stage == "backward" else 0])
         return Finding(
@@ -67,7 +69,7 @@ class NonFiniteCount:
             name=names[first],
             series=f"{self._prefix}/nonfinite",
             call=len(table) - 1 - first if self._stage == "backward" else first,
-            counts=kinds_of(table[first, 2:5].tolist()),
+            counts=kinds_of(counts[first].tolist()),
             index=None if math.isnan(table[first, 5]) else int(table[first, 5]),
             more=len(bad) - 1,
             note=note,
