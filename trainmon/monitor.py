@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import itertools
+import json
 import logging
 import os
 import re
@@ -22,6 +23,7 @@ from typing import Any, Literal, TypeVar
 
 from trainmon.backend import Backend, Lazy, PackedRead
 from trainmon.backend.host import HostBackend
+from trainmon.carried import read_state, restore, states_of, write_state
 from trainmon.config import ConfigError, ConfigWatch, TrainMonitorConfig, changed_sections, load_config
 from trainmon.dist import Group, Lost, Merging, Single
 from trainmon.events import (
@@ -383,20 +385,72 @@ class TrainMonitor:
         return self._backend.reads
 
     def state_dict(self) -> dict[str, Any]:
-        """What a later life of the run goes on from, as plain data."""
+        """What a later life of the run goes on from, as plain data, the same on every rank."""
         health = None if self._supervision is None else self._supervision.health.state_dict()
-        return {"step": self.step, "health": health}
+        return {"step": self.step, "health": health, "probes": states_of(slot.probe for slot in self._slots)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on from a state; one that can't be used is said, and all starts anew."""
         entered = time.perf_counter_ns()
         try:
-            if self._supervision is not None and state.get("health") is not None:
-                self._voice.everywhere(self._supervision.load_state_dict(state["health"], self.step))
+            self._voice.everywhere(self._go_on(state))
         except Exception as error:
             self._internal_error(error)
         finally:
             self.overhead_ns += time.perf_counter_ns() - entered
+
+    def _go_on(self, state: Mapping[str, Any]) -> list[Told]:
+        told: list[Told] = []
+        taken = state.get("step")
+        # While a step runs that is not over, or once the next one has begun.
+        if isinstance(taken, int) and self.step - taken not in (0, 1):
+            text = (
+                f"the state was taken in step {taken}, and this life is in step {self.step}: what rules and probes go on "
+                "from is of another time"
+            )
+            told.append(Told("warning", "state_of_another_step", text, self.step))
+        if self._supervision is not None and state.get("health") is not None:
+            told += self._supervision.load_state_dict(state["health"], self.step)
+        return told + restore([slot.probe for slot in self._slots], state.get("probes"), self.step)
+
+    def save_state(self, path: str | os.PathLike[str]) -> bool:
+        """Writes the state to a file, whole or not at all; rank 0 does, for all. Whether it is there; why not is said."""
+        if self._ranks.group.rank != 0:
+            return True
+        try:
+            write_state(path, self.state_dict())
+        except Exception as error:
+            why = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+            text = f"the state of rules and probes can't be written to {os.fspath(path)!r}: {why} (training goes on)"
+            self._voice.now(Told("warning", "state_not_written", text, self.step))
+            return False
+        return True
+
+    def load_state(self, path: str | os.PathLike[str]) -> bool:
+        """Goes on from the state in a file, which rank 0 reads for all: to be called on every rank. Whether there was one
+        that can be used; if not, why is said, and all starts anew."""
+        entered = time.perf_counter_ns()
+        content = b""
+        try:
+            if self._ranks.group.rank == 0:
+                content = self._read_state(path)
+            content = self._ranks.of_rank_0(content)  # every rank comes here
+            if content:
+                self._voice.everywhere(self._go_on(json.loads(content)))
+        except Exception as error:
+            self._internal_error(error)
+        finally:
+            self.overhead_ns += time.perf_counter_ns() - entered
+        return bool(content)
+
+    def _read_state(self, path: str | os.PathLike[str]) -> bytes:
+        try:
+            return read_state(path)
+        except Exception as error:
+            why = getattr(error, "strerror", None) or str(error)
+            text = f"no state of rules and probes from {os.fspath(path)!r}: {why}; they start anew"
+            self._voice.now(Told("warning", "state_not_read", text, self.step))
+            return b""
 
     def overhead_share(self) -> float | None:
         """Seconds inside trainmon over the seconds of all steps so far; None before the first step has ended."""

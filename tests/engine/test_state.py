@@ -763,6 +763,18 @@ def test_stable_ranks_and_singular_values_of_matrices_in_turns(tmp_path: Path, b
     assert len(said(tmp_path, "spectral_one_sided")) == (backend == "torch")
 
 
+def test_lives_that_are_short_come_to_all_matrices(tmp_path: Path) -> None:
+    model = torch.nn.ParameterDict({name: torch.randn(8, 8) for name in "abcde"})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    spectral = {"every": 1, "elements": 64}
+    for resumed in (0, 2, 4):
+        keys = {"output_dir": str(tmp_path), "run_name": "r", "sinks": ["csv"], "spectral": spectral}
+        with trainmon.attach(model, optimizer, keys, resumed_step=resumed) as mon:
+            for _ in range(2):
+                mon.step_end()
+    assert [name for _, name in sorted(tables(tmp_path, "spectral"))] == ["a", "b", "c", "d", "e", "a"]
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_matrix_that_is_not_finite_or_zero_has_no_spectrum(tmp_path: Path, backend: str) -> None:
     model = torch.nn.ParameterDict({"bad": torch.ones(4, 5), "nil": torch.zeros(4, 5), "good": torch.eye(4)})

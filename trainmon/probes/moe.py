@@ -4,15 +4,20 @@ Counts of the step's assignments add over calls, micro-batches and ranks; what t
 every rank comes to the same, memory of earlier steps included (ages, windows, the last shares). Steps are those that are
 looked at. A layer without assignments is null in that step.
 
+What is remembered goes with the run's state to its next life, layer by layer, on any number of ranks.
+
 A capacity belongs to a rank's micro-batch: ``drop_forecast`` is worked out for each of them and then added up, and
 ``max_vio_micro`` is the largest of any of them.
 """
 
 from __future__ import annotations
 
+import base64
 import math
+import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +32,10 @@ from trainmon.probes.base import ProbeContext, Sample
 __all__ = ["MoeProbe"]
 
 Column = tuple[Floats, Flags]
+_FORMAT = 1
+#: Reports after which layers of a state that were not met are dropped: those that are heard of in a step have their place
+#: in the next report.
+_UNMET = 4
 #: Metrics of a layer that derive from merged counts.
 _DERIVED = (
     *("max_vio", "max_vio_window", "max_vio_global", "min_vio", "load_entropy", "load_entropy_norm"),
@@ -86,6 +95,15 @@ class _Memory:
     placement: dict[str, NDArray[np.int64]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class _Saved:
+    """What an earlier life remembered of one layer, until it is met."""
+
+    experts: int
+    arrays: dict[str, Floats | np.int64]
+    placement: NDArray[np.int64] | None
+
+
 class MoeProbe:
     """Publishes ``moe/max_vio`` and ``moe/dead`` of the model and everything under ``moe/`` of each layer.
 
@@ -118,6 +136,8 @@ class MoeProbe:
         self._shared: Collection[str] = ()
         self._owned: Collection[str] = ()
         self._memory: dict[int, _Memory] = {}
+        self._saved: dict[str, _Saved] = {}
+        self._patience = 0
         self._calls: list[_Call] = []
         self._invalid_said = False
         self._dead_said: set[tuple[str, int]] = set()
@@ -313,6 +333,7 @@ class MoeProbe:
     def merged(self, frame: Frame) -> None:
         """Derives what the counts of all ranks say, the same on each of them."""
         names = self._load.subjects or ()
+        self._forget_unmet(frame.step)
         if self._placed_at[0] != names:
             self._placed_at = names, _by_size(names)
         loads, known = frame.get(self._load)
@@ -322,7 +343,7 @@ class MoeProbe:
         ages = np.full(len(names), np.nan)
         moved = np.full(len(rows), np.nan)
         for size, places in self._placed_at[1].items():
-            memory = self._memory_of(size, tuple(places))
+            memory = self._memory_of(size, tuple(places), frame.step)
             at = np.stack([places[layer] for layer in memory.layers])
             of_layer = np.array([rows[layer] for layer in memory.layers])
             placement, placed = self._placement(frame, memory, places, moved, of_layer)
@@ -347,19 +368,84 @@ class MoeProbe:
         if self._placed:
             frame.replace(self._moved, moved, ~np.isnan(moved))
 
-    def _memory_of(self, size: int, layers: tuple[str, ...]) -> _Memory:
-        """The memory of the layers with ``size`` experts; layers that are new begin with nothing."""
+    def _memory_of(self, size: int, layers: tuple[str, ...], step: int) -> _Memory:
+        """The memory of the layers with ``size`` experts; new ones begin with what an earlier life remembered, or with
+        nothing."""
         memory = self._memory.get(size)
-        if memory is None:
-            memory = self._memory[size] = _Memory(layers, ExpertState.new(len(layers), size, self._span))
-        elif memory.layers != layers:
+        if memory is None or memory.layers != layers:
             state = ExpertState.new(len(layers), size, self._span)
-            kept = [(layers.index(layer), old) for old, layer in enumerate(memory.layers) if layer in layers]
+            old = memory or _Memory((), ExpertState.new(0, size, self._span))
+            before = old.layers
+            kept = [(layers.index(layer), row) for row, layer in enumerate(before) if layer in layers]
             for name, array in state.arrays().items():
-                for new, old in kept:
-                    array[new] = memory.state.arrays()[name][old]
-            memory = self._memory[size] = _Memory(layers, state, memory.placement)
+                for new, row in kept:
+                    array[new] = old.state.arrays()[name][row]
+            memory = self._memory[size] = _Memory(layers, state, old.placement)
+            for row, layer in enumerate(layers):
+                if layer not in before and layer in self._saved:
+                    self._go_on(memory, row, self._saved.pop(layer), step)
         return memory
+
+    def _go_on(self, memory: _Memory, row: int, saved: _Saved, step: int) -> None:
+        layer, size = memory.layers[row], memory.state.total.shape[1]
+        if saved.experts != size:
+            self._context.say(
+                "warning",
+                "experts_changed",
+                f"the state of {layer} is of {saved.experts} experts, and it has {size} now: ages, windows and shares "
+                "begin anew",
+                step=step,
+            )
+            return
+        for name, array in memory.state.arrays().items():
+            # A window of another length begins anew; what is older than it is kept.
+            if array[row].shape == np.shape(saved.arrays[name]):
+                array[row] = saved.arrays[name]
+        if memory.state.ring[row].shape != np.shape(saved.arrays["ring"]):
+            memory.state.pooled[row] = 0.0
+        if saved.placement is not None:
+            memory.placement[layer] = saved.placement
+        dead = np.flatnonzero(memory.state.dead_age[row] >= self._span)
+        self._dead_said |= {(layer, int(expert)) for expert in dead}
+
+    # -- what the next life goes on from ----------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """By layer: what it remembers, whole arrays as compressed text."""
+        layers: dict[str, Any] = {}
+        for layer, saved in self._saved.items():  # not met yet
+            layers[layer] = _packed(saved.experts, saved.arrays, saved.placement)
+        for size, memory in self._memory.items():
+            for row, layer in enumerate(memory.layers):
+                arrays = {name: array[row] for name, array in memory.state.arrays().items()}
+                layers[layer] = _packed(size, arrays, memory.placement.get(layer))
+        return {"format": _FORMAT, "layers": layers} if layers else {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> str:
+        """Goes on from what an earlier life remembered; layers are told apart by name, and wait until they are met.
+
+        Raises:
+            ValueError: it is damaged, or of another version.
+        """
+        try:
+            if state["format"] != _FORMAT:
+                raise ValueError("the state is of another version of trainmon")
+            saved = {str(layer): _unpacked(entry) for layer, entry in state["layers"].items()}
+        except (KeyError, TypeError, AttributeError, zlib.error) as error:
+            raise ValueError(f"the state is damaged: {type(error).__name__}: {error}") from error
+        self._saved, self._memory, self._patience = saved, {}, _UNMET
+        return f"ages, windows and shares of {len(saved)} layers go on"
+
+    def _forget_unmet(self, step: int) -> None:
+        """Layers of the state that this life doesn't have, once all have had the time to be met."""
+        if not self._saved:
+            return
+        self._patience -= 1
+        if self._patience <= 0:
+            names = ", ".join(list(self._saved)[:5]) + (", ..." if len(self._saved) > 5 else "")
+            text = f"the state has {len(self._saved)} layers of experts that this run hasn't: {names}; they are dropped"
+            self._saved = {}
+            self._context.say("warning", "experts_unmet", text, step=step)
 
     def _placement(
         self,
@@ -402,6 +488,37 @@ class MoeProbe:
             text = f"experts have had almost no tokens for {self._span} steps: {shown}{more}"
             data = {"experts": [{"layer": layer, "expert": expert} for layer, expert in new]}
             self._context.say("warning", "dead_experts", text, step=step, data=data)
+
+
+def _packed(experts: int, arrays: Mapping[str, Any], placement: NDArray[np.int64] | None) -> dict[str, Any]:
+    """One layer as plain data; float64, compressed: counts are mostly zero bytes."""
+    flat = {name: np.asarray(array, "<f8") for name, array in arrays.items()}
+    if placement is not None:
+        flat["placement"] = placement.astype("<f8")
+    return {"experts": experts} | {
+        name: base64.b64encode(zlib.compress(array.tobytes(), 1)).decode() for name, array in flat.items()
+    }
+
+
+def _unpacked(entry: Mapping[str, Any]) -> _Saved:
+    """The layer that was packed.
+
+    Raises:
+        ValueError, KeyError, TypeError, AttributeError, zlib.error: it is damaged.
+    """
+    experts = int(entry["experts"])
+    found: dict[str, Any] = {}
+    for name in (*ExpertState.new(0, 1, 1).arrays(), *(["placement"] if "placement" in entry else [])):
+        values = np.frombuffer(zlib.decompress(base64.b64decode(entry[name], validate=True)), "<f8")
+        rows = 1 if name == "steps" else experts
+        if not values.size or values.size % rows or not (np.isfinite(values) & (values >= 0)).all():
+            raise ValueError(f"the state is damaged: {name} of a layer of {experts} experts")
+        if name != "ring" and values.size != rows:
+            raise ValueError(f"the state is damaged: {name} has {values.size} values, not {rows}")
+        found[name] = values.reshape(-1, experts) if name == "ring" else values.astype(np.float64)
+    placement = found.pop("placement", None)
+    found["steps"] = np.int64(found["steps"][0])
+    return _Saved(experts, found, None if placement is None else placement.astype(np.int64))
 
 
 def _by_size(names: Sequence[str]) -> dict[int, dict[str, NDArray[np.int64]]]:

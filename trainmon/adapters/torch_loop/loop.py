@@ -8,6 +8,7 @@ gone after ``close``; nothing is patched.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -373,12 +374,32 @@ class TorchLoop:
         self.monitor.print_summary()
 
     def state_dict(self) -> dict[str, Any]:
-        """What the health rules have learnt, as plain data: for the checkpoint; the same on every rank."""
+        """What rules have learnt and probes remember, as plain data: for the checkpoint; the same on every rank."""
         return self.monitor.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on from a state; after ``attach(resumed_step=)``. One that can't be used is said, and starts anew."""
         self.monitor.load_state_dict(state)
+
+    def save_state(self, path: str | os.PathLike[str]) -> bool:
+        """Writes :meth:`state_dict` to a file of its own, beside the checkpoint; its directory is made.
+
+        A reader sees the old file or the new one, whenever the process is killed. Rank 0 writes; the others may call it
+        and do nothing.
+
+        Returns:
+            Whether it is written. If not, why is said, and training goes on.
+        """
+        return self.monitor.save_state(path)
+
+    def load_state(self, path: str | os.PathLike[str]) -> bool:
+        """Goes on from a file of :meth:`save_state`, on any number of ranks: call it on all of them, after
+        ``attach(resumed_step=)``. Rank 0 reads the file.
+
+        Returns:
+            Whether there was a state that is whole. If not, why is said, and all starts anew.
+        """
+        return self.monitor.load_state(path)
 
     @property
     def overhead_ns(self) -> int:

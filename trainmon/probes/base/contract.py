@@ -75,6 +75,9 @@ class Probe(Protocol):
 
     A probe may have ``idle``, true while no rank has anything that it could show.
 
+    A probe whose values depend on earlier steps may have ``state_dict()`` and ``load_state_dict(state)``
+    (``trainmon.carried``): what it remembers, the same on every rank.
+
     A probe may have a method ``merged(frame)``: called once the frame holds all ranks' values, to derive what needs
     memory of its own; it gives the same on every rank. One whose parts are ``early`` has a method ``before_update()``:
     a :class:`Sample` of what it knows once gradients are ready, for the rules; ``close`` gives the same again.
