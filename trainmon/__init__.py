@@ -11,6 +11,7 @@ TYPE_CHECKING = False  # type checkers take it for typing's, whose import costs 
 if TYPE_CHECKING:
     from typing import Any
 
+    from trainmon.adapters.hyperparallel import attach_hyperparallel as attach_hyperparallel
     from trainmon.adapters.torch_loop import attach as attach
     from trainmon.backend.determinism import Determinism as Determinism
     from trainmon.backend.determinism import deterministic as deterministic
@@ -72,6 +73,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "attach": "trainmon.adapters.torch_loop",
+    "attach_hyperparallel": "trainmon.adapters.hyperparallel",
     "Determinism": "trainmon.backend.determinism",
     "deterministic": "trainmon.backend.determinism",
     "ConfigError": "trainmon.config",

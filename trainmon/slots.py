@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from trainmon.config import TrainMonitorConfig
 from trainmon.probes.activations import ActivationsProbe
-from trainmon.probes.alignment import AlignmentProbe
 from trainmon.probes.attention import AttentionProbe
 from trainmon.probes.base import Probe
 from trainmon.probes.gradients import GradientsProbe
@@ -149,8 +148,6 @@ def _all_slots(config: TrainMonitorConfig) -> list[Slot]:
                     increment=gradients.increment,
                 )
             )
-        if gradients.align:
-            add(AlignmentProbe(summed=gradients.reduction == "sum"))
     if slots:
         # The learning rate explains loss and gradients: it is shown when either is.
         slots.append(Slot(OptimProbe(), None, follows=tuple(slots)))

@@ -8,7 +8,14 @@ from trainmon.events import Layout
 
 __all__ = ["layout_from_environment", "plain_name"]
 
-_WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
+_WRAPPERS = (
+    "module.",
+    "_orig_mod.",
+    "_fsdp_wrapped_module.",
+    "_checkpoint_wrapped_module.",
+    "_ckpt_wrapped_module.",  # HyperParallel: recomputation
+    "_swap_wrapped_module.",  # HyperParallel: activations swapped to the host
+)
 
 
 def plain_name(name: str) -> str:

@@ -64,7 +64,7 @@ def optimizers_of(optimizer: Any) -> list[torch.optim.Optimizer]:
         if isinstance(thing, list | tuple):
             return bool(sum(look(entry) for entry in thing))  # all of them
         for name in _INSIDE:
-            inside = getattr(thing, name, None)
+            inside = _attribute(thing, name)
             if inside is not None and look(inside):
                 return True
         if isinstance(thing, torch.optim.Optimizer):
@@ -79,6 +79,14 @@ def optimizers_of(optimizer: Any) -> list[torch.optim.Optimizer]:
             f"{type(optimizer).__name__}"
         )
     return list(found.values())
+
+
+def _attribute(thing: Any, name: str) -> Any:
+    """None too where a property refuses: a chain of several may have no ``optimizer``."""
+    try:
+        return getattr(thing, name, None)
+    except Exception:
+        return None
 
 
 def slots_of(optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[tuple[str, torch.nn.Parameter, Any]]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -29,12 +28,15 @@ PieceOf = Callable[[str, torch.nn.Parameter], "Told | None"]
 #: The whole model is listed anew every so many steps, so that replaced modules are found too.
 _RELIST_EVERY = 100
 
+OWNED, REPLICA = ShardInfo(), ShardInfo(owner=False)
+
 
 class ParameterList:
     """The trainable parameters by name, cached; looked up anew when the optimizer's groups change.
 
-    A loop may give the optimizer copies of all parameters in higher precision, in the model's order: such masters go by
-    the names of the parameters they stand for.
+    A loop may give the optimizer copies of all parameters in higher precision, in the model's order or as each one's
+    ``main_param``: such masters go by the names of the parameters they stand for. A parameter's ``main_grad``, where a
+    host sums gradients in higher precision, is its gradient.
 
     Args:
         model: names come from it, without wrapper prefixes.
@@ -58,7 +60,6 @@ class ParameterList:
         self._signature: tuple[int, ...] = ()
         self._age = 0
         self._owned: Collection[str] | None = None  # None: all
-        self._holders: Mapping[str, int] = {}
         self._masters: dict[int, torch.nn.Parameter] = {}  # by the id of the model's parameter
         self._places: list[ShardInfo] = []
         self._flags: list[ShardInfo] = []
@@ -83,7 +84,8 @@ class ParameterList:
                 named[id(own)] = name, own
         frozen = {id(parameter) for parameter in self._model.parameters() if not parameter.requires_grad}
         slots = {id(parameter): (name, parameter) for name, parameter, _ in slots_of(self._inner())}
-        self._masters = _pair(list(named.values()), list(slots.values()))
+        self._linked = _linked([parameter for _, parameter in named.values()], slots)
+        self._masters = self._linked or _pair(list(named.values()), list(slots.values()))
         copies = {id(master) for master in self._masters.values()}
         for key, slot in slots.items():
             if key not in copies and key not in frozen:
@@ -135,15 +137,16 @@ class ParameterList:
         found = [flat.piece(parameter) for parameter in self.parameters]
         return [own if more is None else f"{more} {own}" for own, more in zip(found, self._told, strict=True)]
 
-    def take_owners(self, owned: Collection[str], holders: Mapping[str, int]) -> None:
-        self._owned, self._holders = owned, holders
+    def take_owners(self, owned: Collection[str]) -> None:
+        self._owned = owned
         self._places, self._flags, self._known = [], [], {}
 
     def known(self, parameter: torch.nn.Parameter) -> tuple[str, ShardInfo] | None:
         """Name and ownership of a trainable parameter or of its master; None for any other."""
         if not self._known:
             for key, name in self._name_of.items():
-                self._known[key] = name, self._share(name)
+                owned = self._owned is None or name in self._owned
+                self._known[key] = name, OWNED if owned else REPLICA
         return self._known.get(id(parameter))
 
     @property
@@ -179,18 +182,12 @@ class ParameterList:
         written += [master._version for master in self._masters.values()]
         return hash(tuple(written))
 
-    def _share(self, name: str) -> ShardInfo:
-        """Whether this rank contributes its piece, and how many have the same."""
-        if self._owned is None:
-            return _shard(True, 1)
-        return _shard(name in self._owned, self._holders.get(name, 0))
-
     def _ownership(self) -> list[ShardInfo]:
         """Of all parameters; empty where this rank owns them all."""
         if self._owned is None:
             return []
         if len(self._flags) != len(self.names):
-            self._flags = [self._share(name) for name in self.names]
+            self._flags = [OWNED if name in self._owned else REPLICA for name in self.names]
         return self._flags
 
     def _all_plain(self, gradients: Sequence[Any]) -> bool:
@@ -199,11 +196,20 @@ class ParameterList:
             self._plain = not any(one.is_sparse or one.is_meta for one in gradients)
         return self._plain
 
+    def updated(self) -> list[torch.nn.Parameter]:
+        """What the optimizer takes gradients from: the parameters and their masters."""
+        return [*self.parameters, *self._masters.values()]
+
+    def sums_apart(self) -> bool:
+        """Whether gradients are summed in another place than ``grad``; all parameters of a model are treated alike."""
+        return bool(self.parameters) and getattr(self.parameters[0], "main_grad", None) is not None
+
     def gradients(self) -> TensorView:
         """Gradients that are there, this rank's pieces, as dense tensors; a master's where there is one. Meta tensors
         hold nothing and are left out, and so is what is still a summand, whose norm says nothing; ``partial`` names
         one."""
-        if not self._in_pieces and not self._masters:  # the usual case, for many parameters
+        usual = not (self._in_pieces or self._masters or self.sums_apart())
+        if usual:  # for many parameters
             there = [parameter.grad for parameter in self.parameters]
             if not [one for one in there if one is None] and self._all_plain(there):
                 return TensorView(self.names, there, self._ownership())
@@ -211,9 +217,11 @@ class ParameterList:
         tensors: list[torch.Tensor] = []
         shards: list[ShardInfo] = []
         for name, parameter in zip(self.names, self.parameters, strict=True):
-            gradient = parameter.grad
+            gradient = _gradient(parameter)
             if self._masters and (master := self._masters.get(id(parameter))) is not None:
-                gradient = gradient if master.grad is None else master.grad
+                # A linked master takes the gradient over when the optimizer steps: until then its own is an old one.
+                old = master.grad is None or (self._linked and gradient is not None)
+                gradient = gradient if old else master.grad
             if gradient is None or gradient.is_meta:
                 continue
             if self._in_pieces and is_partial(gradient):
@@ -222,13 +230,13 @@ class ParameterList:
             names.append(name)
             tensors.append(dense(gradient) if self._in_pieces or gradient.is_sparse else gradient)
             if self._owned is not None:
-                shards.append(self._share(name))
+                shards.append(OWNED if name in self._owned else REPLICA)
         return TensorView(names, tensors, shards)
 
 
-@cache
-def _shard(owner: bool, replicas: int) -> ShardInfo:
-    return ShardInfo(owner=owner, replicas=replicas)
+def _gradient(parameter: torch.nn.Parameter) -> torch.Tensor | None:
+    main = getattr(parameter, "main_grad", None)
+    return parameter.grad if main is None else main
 
 
 def dense(gradient: torch.Tensor) -> torch.Tensor:
@@ -238,6 +246,14 @@ def dense(gradient: torch.Tensor) -> torch.Tensor:
 
 
 Named = tuple[str, torch.nn.Parameter]
+
+
+def _linked(
+    parameters: Sequence[torch.nn.Parameter], updated: Collection[int]
+) -> dict[int, torch.nn.Parameter]:
+    """Masters by the id of the parameter that names them, as far as an optimizer updates them."""
+    links = ((id(parameter), getattr(parameter, "main_param", None)) for parameter in parameters)
+    return {key: main for key, main in links if main is not None and id(main) in updated}
 
 
 def _pair(model: Sequence[Named], optimizer: Sequence[Named]) -> dict[int, torch.nn.Parameter]:

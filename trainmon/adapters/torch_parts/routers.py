@@ -3,9 +3,9 @@
 A layer is a module with a child ``experts`` and a router beside it (``gate``, ``router``, ``wg``). What a router returns
 tells how to read it: integers [tokens, k] are the experts chosen, a bool map [tokens, E] marks them, E integers are
 counts; of logits [tokens, E] alone the k largest are taken, which is the choice unless the layer adds something to them.
-Where no router is found or understood, buffers such as ``tokens_per_expert`` are read before and after the layer runs, so
-that it does not matter who empties them when, nor what checkpointing counts again. Of a layer inside torch.compile, whose
-hooks are not called, they are read when a micro-batch ends and before the weights are updated.
+Where no router is found, called or understood, buffers such as ``tokens_per_expert`` are read before and after the layer
+runs, so that it does not matter who empties them when, nor what checkpointing counts again. Of a layer inside
+torch.compile, whose hooks are not called, they are read when a micro-batch ends and before the weights are updated.
 """
 
 from __future__ import annotations
@@ -125,11 +125,8 @@ class ExpertHooks:
         self._layers, self._monitor, self._micro, self._hooked = layers, monitor, micro, hooks
         self._handles: list[Any] = []
         self._misread: set[str] = set()
-        self._counters = {
-            layer.name: _Counter(layer)
-            for layer in layers
-            if layer.counters and (layer.router is None or not hooks)
-        }
+        self._routed: set[str] = set()  # layers whose routers were understood: their counters are not needed
+        self._counters = {layer.name: _Counter(layer) for layer in layers if layer.counters}
 
     def known(self) -> list[ExpertLayer]:
         return [ExpertLayer(layer.name, layer.experts) for layer in self._layers]
@@ -154,7 +151,8 @@ class ExpertHooks:
         """A step begins: the counters of compiled layers are read from where they stand now."""
         self.on = on
         for counter in self._counters.values() if on else ():
-            counter.mark()
+            if not counter.hookable:
+                counter.mark()
 
     def poll(self) -> None:
         """What compiled layers have counted since the last call, or since the step began; before somebody empties it."""
@@ -190,11 +188,11 @@ class ExpertHooks:
             return not torch.compiler.is_compiling() and self.on and module.training and not is_repeated()
 
         def before(module: nn.Module, _arguments: Any) -> None:
-            if looks(module) and name in self._counters:
+            if name not in self._routed and looks(module):
                 self._monitor.guard(self._counters[name].mark)
 
         def after(module: nn.Module, _arguments: Any, _output: Any) -> None:
-            if looks(module) and name in self._counters:
+            if name not in self._routed and looks(module):
                 self._monitor.offer(ExpertsSeen, partial(self._counted, name, self._counters[name]))
 
         return before, after
@@ -204,19 +202,17 @@ class ExpertHooks:
         if routing is not None:
             what, tensor = routing
             chosen = {"indices": None, "counts": None} | {what: tensor}
+            self._routed.add(layer.name)
             return ExpertsSeen(layer.name, self._micro(), layer.experts, chosen["indices"], chosen["counts"])
-        if layer.name not in self._misread:
+        if layer.name not in self._misread and not layer.counters:
             self._misread.add(layer.name)
-            if layer.counters:  # from the next step on
-                self._counters[layer.name] = _Counter(layer)
-            else:
-                self._monitor.say(
-                    "warning",
-                    "router_not_understood",
-                    f"the router of {layer.name} returns nothing that tells the experts chosen: hand them over with "
-                    "mon.experts(), or name a counter (moe.counters)",
-                    step=self._monitor.step,
-                )
+            self._monitor.say(
+                "warning",
+                "router_not_understood",
+                f"the router of {layer.name} returns nothing that tells the experts chosen: hand them over with "
+                "mon.experts(), or name a counter (moe.counters)",
+                step=self._monitor.step,
+            )
         return None
 
 

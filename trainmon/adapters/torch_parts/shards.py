@@ -1,4 +1,5 @@
-"""Which piece of a parameter a rank holds, read off what torch knows: DTensor placements, FSDP1's flat shards.
+"""Which piece of a parameter a rank holds, read off what tensors know: placements of DTensors (torch's, and others that
+have ``placements``, ``device_mesh`` and ``to_local()`` with the same meaning), FSDP1's flat shards.
 
 Two ranks with the same piece of the same parameter hold the same numbers (data parallel, replicated norms of a tensor
 parallel model), and one of them counts. No mesh has to be named for that: pieces are compared between ranks.
@@ -33,10 +34,20 @@ _WHOLE = {True: ShardInfo(), False: ShardInfo(owner=False)}
 Told = str | tuple[int, int]
 
 
-def is_dtensor(tensor: Any) -> bool:
+def _of_torch(tensor: Any) -> bool:
     """Without importing torch.distributed.tensor, which a model that has none doesn't need."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
+
+
+def is_dtensor(tensor: Any) -> bool:
+    """A tensor of which this rank has a piece: torch's or another library's."""
+    kind = type(tensor)
+    if kind is torch.Tensor or kind is torch.nn.Parameter:
+        return False
+    if _of_torch(tensor):
+        return True
+    return hasattr(tensor, "placements") and hasattr(tensor, "device_mesh") and hasattr(tensor, "to_local")
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
@@ -99,6 +110,8 @@ def place(tensor: torch.Tensor, owner: bool, told: Told | None = None) -> ShardI
         return ShardInfo(owner=owner, placed=False)
     if not is_dtensor(tensor) and told is None:
         return _WHOLE[owner]
+    if is_dtensor(tensor) and _interleaved(tensor):
+        return ShardInfo(owner=owner, placed=False)
     start = _bounds(tensor)[1] if is_dtensor(tensor) else (0,) * tensor.ndim
     whole = tuple(tensor.shape)
     if told is not None:
@@ -106,8 +119,25 @@ def place(tensor: torch.Tensor, owner: bool, told: Told | None = None) -> ShardI
     return ShardInfo(owner=owner, start=start, whole=whole)
 
 
+def _interleaved(tensor: torch.Tensor) -> bool:
+    """Whether another library's DTensor is cut along one dimension in an order of its own."""
+    placements = tensor.placements  # type: ignore[attr-defined]
+    return not _of_torch(tensor) and any(hasattr(placement, "split_factor") for placement in placements)
+
+
+def _coordinates(tensor: torch.Tensor) -> str:
+    """This rank's place along the mesh axes that cut the tensor."""
+    at = tensor.device_mesh.get_coordinate() or ()  # type: ignore[attr-defined]
+    cut = zip(tensor.placements, at, strict=True)  # type: ignore[attr-defined]
+    return f"at {[(str(placement), index) for placement, index in cut if placement.is_shard()]}"
+
+
 def _bounds(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Shape and start of this rank's piece of a DTensor."""
+    if not _of_torch(tensor):
+        return tuple(local(tensor).shape), tuple(
+            start_along(tensor, axis) or 0 for axis in range(tensor.ndim)
+        )
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     shape, start = compute_local_shape_and_global_offset(
@@ -122,6 +152,8 @@ def piece(tensor: torch.Tensor) -> str:
     """Where this rank's piece begins in the whole tensor, and its shape; "whole" for a plain tensor."""
     if not is_dtensor(tensor):
         return "whole"
+    if _interleaved(tensor):
+        return _coordinates(tensor)
     shape, start = _bounds(tensor)
     return f"{start} {shape}"
 

@@ -102,7 +102,7 @@ class Watch:
         self.optimizer = OptimizerView(optimizer, self.parameters)
         self.step = 0
         self.micro = 0
-        self.shown = self.stepped = False
+        self.shown = self.stepped = self._clipped = False
         self.inside = Inside(model, monitor, lambda: self.micro, name_of)
         self._accumulation = AccumulationHooks(self.parameters, monitor, lambda: self.micro)
         self.hooked: list[torch.optim.Optimizer] = []
@@ -138,7 +138,7 @@ class Watch:
     def begin_step(self, step: int, began: float | None = None) -> None:
         """A step begins; ``began`` if it did so earlier (``time.perf_counter()``)."""
         self.step, self.micro = step, 0
-        self.stepped = self.shown = False
+        self.stepped = self.shown = self._clipped = False
         self.monitor.handle(StepBegin(step, time.perf_counter() if began is None else began))
         self.inside.arm()
         self._accumulation.arm()
@@ -180,6 +180,7 @@ class Watch:
     ) -> None:
         """Gradients are alive."""
         self.shown |= phase == "reduced"
+        self._clipped |= phase == "clipped"
         self.inside.counters_change()
 
         def make() -> GradsReady:
@@ -195,6 +196,8 @@ class Watch:
         """Gradients as the optimizer gets them. Once they have been shown before clipping, only who wants to see them
         clipped needs them again."""
         gradients = self.monitor.config.gradients
+        if self._clipped:
+            return
         if not self.shown or (gradients is not None and gradients.clipped):
             self.show_gradients("clipped", clip_norm, grad_norm=grad_norm)
 

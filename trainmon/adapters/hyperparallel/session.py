@@ -1,0 +1,350 @@
+"""One watched run of a HyperParallel trainer: what the callbacks of all generations share.
+
+The host's hooks come in orders of their own: a step may begin and never end (the data ran out), a step may be asked for
+and skipped, gradients may be left over, a save may be announced on another thread. Here that becomes steps which begin
+and end.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypeVar
+
+from trainmon.adapters.hyperparallel.places import chunk_names, layout_of
+from trainmon.adapters.hyperparallel.seams import Seams
+from trainmon.adapters.torch_parts.watch import Watch, all_ranks, backend_for
+from trainmon.backend import Backend
+from trainmon.backend.determinism import reproduction
+from trainmon.events import (
+    ENGINE_ACTIONS,
+    Action,
+    Decision,
+    EpochBegin,
+    EpochEnd,
+    ExceptionRaised,
+    Layout,
+    Load,
+    Save,
+    TrainBegin,
+    TrainEnd,
+)
+from trainmon.health import TrainingStopped
+from trainmon.monitor import TrainMonitor
+from trainmon.summary import Summary
+
+__all__ = ["ACTIONS", "Session", "guarded"]
+
+#: What rules may ask for in every generation.
+ACTIONS = ENGINE_ACTIONS | {Action.SKIP_STEP, Action.STOP, Action.RAISE}
+
+Hook = TypeVar("Hook", bound=Callable[..., Any])
+
+
+def guarded(hook: Hook) -> Hook:
+    """A hook out of which nothing comes but a rule's decision to end the run: not even StopIteration, which a host takes
+    for the end of its data."""
+
+    @functools.wraps(hook)
+    def safe(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        try:
+            return hook(self, *arguments, **keywords)
+        except TrainingStopped:
+            raise
+        except Exception as error:
+            self.session.failed(error)
+            return None
+
+    return safe  # type: ignore[return-value]
+
+
+class Session:
+    """A run that is watched; what :func:`trainmon.attach_hyperparallel` returns.
+
+    Attributes:
+        monitor: the engine.
+        generation: of the trainer's callbacks: ``g1``, ``g2`` or ``g3``.
+        callback: what hangs in the trainer's list.
+        seams: methods of the trainer that are replaced while it is watched.
+        stops: whether the host was told to end the run.
+    """
+
+    def __init__(
+        self, trainer: Any, generation: str, monitor: TrainMonitor, backend: Literal["auto", "host", "torch"]
+    ) -> None:
+        self.monitor, self.generation = monitor, generation
+        self.callback: Any = None
+        self.seams = Seams(trainer)
+        self._trainer = weakref.ref(trainer)
+        self._backend: Backend = backend_for(trainer.model, backend)
+        self.watch = Watch(trainer.model, trainer.optimizer, monitor, chunk_names(trainer.model))
+        self._unhang: Callable[[], None] | None = None
+        self._begun = self._over = False
+        self._done = 0  # the last step that has ended
+        self._running = False
+        self._mark: float | None = None  # when it ended
+        self._asked = self._skip = False
+        self._micro_seen = 0
+        self._layout = Layout()
+        self._thread = threading.get_ident()
+        self._waiting: list[Save | Load] = []  # announced before the run began, or on another thread
+        self._release: list[Callable[[], None]] = []
+        self._followed: Seams | None = None
+        self.stops = False
+
+    @property
+    def trainer(self) -> Any:
+        """The trainer; None once it is gone."""
+        return self._trainer()
+
+    def hangs(self, callback: Any, unhang: Callable[[], None]) -> None:
+        """The callback is in the host's list; ``unhang`` takes it out."""
+        self.callback, self._unhang = callback, unhang
+
+    def on_release(self, work: Callable[[], None]) -> None:
+        """Is called when the run is over, to take hooks away."""
+        self._release.append(work)
+
+    def follow(self, trainer: Any) -> None:
+        """Sees by which exception ``train()`` is left, where the host tells nobody."""
+
+        def around(original: Callable[[], Any]) -> Any:
+            try:
+                return original()
+            except BaseException as error:
+                self.exception(error)
+                raise
+
+        self._followed = Seams(trainer)
+        self._followed.around("train", around)
+
+    # -- the run ----------------------------------------------------------------------------------------------------
+
+    def begin(self, done: int, total: int | None = None) -> None:
+        """The run begins after ``done`` steps of earlier lives."""
+        if self._begun or self._over:
+            return
+        self._begun = True
+        self._done = done
+        config = self.monitor.config
+        group = all_ranks(60.0 if config.health is None else config.health.timeout)
+        self._layout = layout_of(self.trainer, group)
+        begin = TrainBegin(
+            layout=self._layout,
+            resumed_step=done,
+            total_steps=total,
+            host=f"hyperparallel_{self.generation}",
+            actions=ACTIONS,
+            reproduction=reproduction(),
+        )
+        self._thread = threading.get_ident()
+        self.watch.begin(begin, self._backend, group)
+        self._tell()
+
+    def epoch(self, number: Any, begins: bool) -> None:
+        """An epoch begins or ends."""
+        if isinstance(number, int):
+            self.monitor.handle(EpochBegin(number) if begins else EpochEnd(number))
+
+    def end(self, reason: str | None = None) -> None:
+        """The run is over. Idempotent."""
+        if self._over:
+            return
+        self._over = True
+        self._let_go()
+        if self._begun:
+            self._tell()
+            self.monitor.handle(TrainEnd(self._done, reason or ("stopped" if self.stops else "completed")))
+            self.monitor.close()
+
+    def exception(self, error: BaseException) -> None:
+        """The host's loop was left. Idempotent."""
+        if self._over:
+            return
+        self._over = True
+        self._let_go()
+        if self._begun:
+            self.monitor.handle(ExceptionRaised(self.watch.step, "step", error))
+            self.monitor.close()
+
+    def failed(self, error: Exception) -> None:
+        """Says what went wrong in here, once."""
+
+        def again() -> None:
+            raise error
+
+        self.monitor.guard(again)
+
+    def saved(self, step: int, path: Any, loaded: bool = False) -> None:
+        """A checkpoint was written or read; on any thread."""
+        event = Load(step, str(path)) if loaded else Save(step, str(path))
+        if self._begun and threading.get_ident() == self._thread:
+            self.monitor.handle(event)
+        else:
+            self._waiting.append(event)
+
+    def evaluation(self, running: bool) -> None:
+        """The host begins or ends to evaluate."""
+        if self._begun:
+            self.watch.evaluation(running)
+
+    # -- the step ---------------------------------------------------------------------------------------------------
+
+    def step_begin(self, step: int, total: int | None = None) -> None:
+        """A step begins, perhaps in vain."""
+        self.begin(step - 1, total)
+        if self._over:
+            return
+        self._tell()
+        self.left_over()
+        self._running, self._asked, self._skip, self._micro_seen = True, False, False, 0
+        # What lies between two steps (data, checkpoints) is the later one's.
+        self.watch.begin_step(step, self._mark)
+
+    @property
+    def next_step(self) -> int:
+        """The step after the last one that has ended."""
+        return self._done + 1
+
+    @property
+    def running(self) -> bool:
+        """Whether a step has begun and not ended."""
+        return self._running and not self._over
+
+    def micro(self, loss: Any, tokens: Any) -> None:
+        """A micro-batch is through."""
+        if self.running:
+            self._micro_seen += 1
+            self.watch.micro_end(loss, tokens)
+
+    def reduced(self, clip_norm: float | None) -> None:
+        """Gradients are final and not clipped."""
+        if self.running:
+            self.watch.show_gradients("reduced", clip_norm)
+
+    def before_update(self, clip_norm: float | None, grad_norm: Any, clipped: bool = True) -> Decision:
+        """Gradients are as the optimizer gets them.
+
+        Args:
+            grad_norm: before clipping, if the host knows it.
+            clipped: whether they were clipped.
+
+        Returns:
+            what rules have decided; asked once a step.
+        """
+        if not self.running:
+            return Decision()
+        watch = self.watch
+        if not (watch.shown or clipped):
+            watch.show_gradients("reduced", clip_norm)
+        else:
+            watch.show_clipped(clip_norm, grad_norm)
+        if self._asked:
+            return Decision()
+        self._asked = True
+        decision = self.monitor.before_update()
+        self._skip |= decision.skip
+        return decision
+
+    def step_end(self, step: int, *, skipped: bool = False, **facts: Any) -> Decision:
+        """A step has ended; returns what rules have decided."""
+        if not self.running:
+            return Decision()
+        self._running = False
+        self._done, self._mark = step, time.perf_counter()
+        if not self._micro_seen:
+            facts["tokens"] = self._tokens_without_micros(facts.get("tokens"))
+        else:
+            facts.pop("tokens", None)
+        # The rate at this point is the next step's: that of this one came with the gradients.
+        self.watch.step_end(skipped=skipped or self._skip, learning_rates=None, **facts)
+        return self.monitor.decide()
+
+    def stop(self, decision: Decision) -> None:
+        """Carries out what ends a run where raising is the only way; the same on every rank.
+
+        Raises:
+            TrainingStopped: the rules say so.
+        """
+        if decision.stop:
+            error = TrainingStopped(decision)
+            self.exception(error)
+            raise error
+
+    def drop_gradients(self) -> bool:
+        """Lets the coming update change nothing: an optimizer passes over parameters without gradients. False: gradients
+        are summed where that does not help."""
+        parameters = self.watch.parameters
+        if parameters.sums_apart():
+            self.monitor.say(
+                "warning",
+                "step_not_skipped",
+                "a step was to be skipped, but gradients are in main_grad, which can't be taken from the optimizer",
+                step=self.watch.step,
+            )
+            return False
+        for parameter in parameters.updated():
+            parameter.grad = None
+        return True
+
+    def left_over(self) -> None:
+        """Says once that a step was left after some of its micro-batches."""
+        if not (self.running and self._micro_seen):
+            return
+        left = any(parameter.grad is not None for parameter in self.watch.parameters.parameters)
+        text = f"step {self.watch.step} was left after {self._micro_seen} micro-batches (the data ended)"
+        if left:
+            text += "; its gradients are still there and add to the next step's, its loss does not"
+        self._micro_seen = 0
+        self.monitor.say("warning" if left else "info", "step_left", text, step=self.watch.step)
+
+    # -- what the user may call -------------------------------------------------------------------------------------
+
+    def detach(self) -> None:
+        """Takes everything away: the callback, replaced methods, hooks; closes the files. Idempotent, on each rank for
+        itself. Not from within a hook of the trainer."""
+        if self._unhang is not None:
+            self._unhang()
+            self._unhang = None
+        self.end("detached")
+
+    def summary(self) -> Summary:
+        """What was seen so far."""
+        return self.monitor.summary()
+
+    def print_summary(self) -> None:
+        """Prints the summary table."""
+        self.monitor.print_summary()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the health rules have learnt, as plain data; HyperParallel's checkpoints don't hold it."""
+        return self.monitor.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from a state; one that can't be used is said, and starts anew."""
+        self.monitor.load_state_dict(state)
+
+    # -- within -----------------------------------------------------------------------------------------------------
+
+    def _let_go(self) -> None:
+        self._running = False
+        self.seams.undo()
+        if self._followed is not None:
+            self._followed.undo()
+        while self._release:
+            self._release.pop()()
+        self.watch.remove_hooks()
+
+    def _tell(self) -> None:
+        """What could not be told when it was announced."""
+        while self._waiting:
+            self.monitor.handle(self._waiting.pop(0))
+
+    def _tokens_without_micros(self, tokens: Any) -> Any:
+        """A pipeline shows no micro-batches, and the host's count is of all ranks: one of those that count has it."""
+        layout = self._layout
+        first = layout.rank == 0 if layout.data_rank is None else layout.data_rank == 0
+        return tokens if first or tokens is None else 0
