@@ -1,0 +1,32 @@
+"""Clipping as HyperParallel's core does it on plain tensors (contract 3.1, 7)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+
+def live_gradients(parameters: Iterable[torch.nn.Parameter]) -> list[torch.Tensor]:
+    """The gradients that an update would use: `main_grad` where there is one, else `grad`."""
+    found = (
+        getattr(p, "main_grad", None) if getattr(p, "main_grad", None) is not None else p.grad
+        for p in parameters
+    )
+    return [gradient for gradient in found if gradient is not None]
+
+
+@torch.no_grad()
+def clip_grad_norm_(parameters: Iterable[torch.nn.Parameter], max_norm: float) -> torch.Tensor:
+    """Scales the live gradients in place to at most `max_norm`, and returns their norm before that, in their dtype.
+
+    A non-finite norm isn't an error: it spoils every gradient, as it does in the host.
+    """
+    gradients = live_gradients(parameters)
+    if not gradients:
+        return torch.tensor(0.0)
+    norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in gradients]))
+    factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+    for gradient in gradients:
+        gradient.mul_(factor)
+    return norm

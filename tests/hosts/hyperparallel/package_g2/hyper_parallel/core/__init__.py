@@ -1,0 +1,1 @@
+"""As far as the fakes have it."""

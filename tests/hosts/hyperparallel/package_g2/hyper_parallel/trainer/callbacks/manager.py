@@ -1,0 +1,3 @@
+from tests.hosts.hyperparallel.fake_g2 import CallbackManager
+
+__all__ = ["CallbackManager"]
