@@ -114,7 +114,7 @@ class ShardInfo:
 
     Attributes:
         sharded: names of the axes along which ranks hold disjoint pieces.
-        replicas: number of ranks that hold this very piece.
+        replicas: number of ranks that hold this very piece; 0: not told yet.
         owner: whether this rank is the one that contributes it (coordinate 0 on every replica axis).
         start: where the piece begins in the whole tensor, along each dimension; None: unknown, or this is the whole.
         whole: shape of the whole tensor; None with ``start``.
@@ -212,9 +212,9 @@ class ModelView(Protocol):
         """For each name, which piece of the tensor this rank holds: equal texts on two ranks, equal numbers."""
         ...
 
-    def take_owners(self, owned: Collection[str]) -> None:
-        """The names whose piece this rank contributes to sums over ranks: one of those that hold a piece does. Views of
-        later events say so in their :class:`ShardInfo`."""
+    def take_owners(self, owned: Collection[str], holders: Mapping[str, int]) -> None:
+        """The names whose piece this rank contributes to sums over ranks: one of those that hold a piece does; and how
+        many hold this rank's piece of each name. Gradients of later events say so in their :class:`ShardInfo`."""
         ...
 
     def weights(self) -> TensorView:
@@ -381,11 +381,13 @@ class MicroEnd:
 
 @dataclass(frozen=True, slots=True)
 class MicroGradient:
-    """One micro-batch's gradient of one parameter, before it is added to what is there and before any reduction."""
+    """One micro-batch's gradient of one parameter, before it is added to what is there and before any reduction.
+    ``before`` is what it will be added to; None: nothing is there."""
 
     micro: int
     name: str
     gradient: Any
+    before: Any = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,8 +49,10 @@ def share_pieces(model: ModelView, group: Group) -> list[Pieces]:
     ]
     held_by = np.array([np.isin(mine[0], one.keys) for one in everybody])
     before = held_by[: group.rank].sum(axis=0, dtype=np.uint64)
-    owns = before == mine[0] % held_by.sum(axis=0, dtype=np.uint64)
-    model.take_owners({name for name, own in zip(names, owns.tolist(), strict=True) if own})
+    holders = held_by.sum(axis=0, dtype=np.uint64)
+    owns = before == mine[0] % holders
+    owned = {name for name, own in zip(names, owns.tolist(), strict=True) if own}
+    model.take_owners(owned, dict(zip(names, holders.tolist(), strict=True)))
     return everybody
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from trainmon.config import TrainMonitorConfig
 from trainmon.probes.activations import ActivationsProbe
+from trainmon.probes.alignment import AlignmentProbe
 from trainmon.probes.attention import AttentionProbe
 from trainmon.probes.base import Probe
 from trainmon.probes.gradients import GradientsProbe
@@ -148,6 +149,8 @@ def _all_slots(config: TrainMonitorConfig) -> list[Slot]:
                     increment=gradients.increment,
                 )
             )
+        if gradients.align:
+            add(AlignmentProbe(summed=gradients.reduction == "sum"))
     if slots:
         # The learning rate explains loss and gradients: it is shown when either is.
         slots.append(Slot(OptimProbe(), None, follows=tuple(slots)))

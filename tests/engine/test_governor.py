@@ -111,7 +111,7 @@ class _Model:
     def pieces(self) -> list[str]:
         return ["whole"]
 
-    def take_owners(self, owned: Any) -> None: ...
+    def take_owners(self, owned: Any, holders: Any) -> None: ...
 
     def weights(self) -> TensorView:
         return TensorView(["w"], [np.ones(3)])

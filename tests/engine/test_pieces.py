@@ -26,7 +26,7 @@ class _Model:
     def weights(self) -> TensorView:
         return TensorView(list(self._pieces), [np.zeros(8) for _ in self._pieces])
 
-    def take_owners(self, owned: Any) -> None:
+    def take_owners(self, owned: Any, holders: Any) -> None:
         self.owned = set(owned)
 
 

@@ -125,6 +125,12 @@ class GradientsConfig:
         False,
         "By how much each micro-batch changes the norm of the accumulated gradient, of each selected parameter.",
     )
+    align: bool = key(
+        False, "How well the data-parallel ranks' gradients agree: before reduction against after it."
+    )
+    reduction: Literal["mean", "sum"] = key(
+        "mean", "What the loop makes of the ranks' gradients, for `align`: their average or their sum."
+    )
     underflow: tuple[Literal["bf16", "fp16", "e4m3fn", "e5m2"], ...] = key(
         (), "Formats: the share of gradient elements that a cast to each would round to zero.", single=True
     )

@@ -42,5 +42,5 @@ def test_the_generation_is_found_by_what_keeps_the_callbacks(
 
 @pytest.mark.parametrize("trainer", [Trainer(), Trainer(base=Trainer()), Trainer(_callbacks=()), object()])
 def test_others_are_refused_by_what_was_looked_for(trainer: Any) -> None:
-    with pytest.raises(TypeError, match="callback_handler .* user_callbacks .* _callbacks"):
+    with pytest.raises(TypeError, match=r"callback_handler .* user_callbacks .* _callbacks"):
         trainmon.attach_hyperparallel(trainer)

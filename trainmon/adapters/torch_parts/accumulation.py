@@ -8,6 +8,7 @@ is. FSDP1's flat parameters have no hooks of single parameters either.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -47,7 +48,7 @@ class AccumulationHooks:
         for name, parameter in zip(self._parameters.names, self._listed, strict=True):
             if id(parameter) not in self._handles and parameter.requires_grad and parameter.is_leaf:
                 self._handles[id(parameter)] = (
-                    parameter.register_hook(self._own(name)),  # type: ignore[no-untyped-call]
+                    parameter.register_hook(self._own(name, weakref.ref(parameter))),  # type: ignore[no-untyped-call]
                     parameter.register_post_accumulate_grad_hook(self._added(name)),  # type: ignore[no-untyped-call]
                 )
 
@@ -73,14 +74,18 @@ class AccumulationHooks:
         for handle in self._handles.pop(key):
             handle.remove()
 
-    def _own(self, name: str) -> Callable[[torch.Tensor], None]:
+    def _own(self, name: str, own: weakref.ref[torch.nn.Parameter]) -> Callable[[torch.Tensor], None]:
+        def make(gradient: torch.Tensor) -> MicroGradient:
+            parameter = own()
+            there = None if parameter is None else parameter.grad
+            before = None if there is None else dense(there.detach())
+            return MicroGradient(self._micro(), name, dense(gradient.detach()), before)
+
         def hook(gradient: torch.Tensor) -> None:
             if self._sum_wanted:
                 self._arrived.add(name)
             if self._own_wanted:
-                self._monitor.offer(
-                    MicroGradient, lambda: MicroGradient(self._micro(), name, dense(gradient.detach()))
-                )
+                self._monitor.offer(MicroGradient, lambda: make(gradient))
 
         return hook
 

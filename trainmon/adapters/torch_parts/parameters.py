@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -27,8 +28,6 @@ PieceOf = Callable[[str, torch.nn.Parameter], "Told | None"]
 
 #: The whole model is listed anew every so many steps, so that replaced modules are found too.
 _RELIST_EVERY = 100
-
-OWNED, REPLICA = ShardInfo(), ShardInfo(owner=False)
 
 
 class ParameterList:
@@ -60,6 +59,7 @@ class ParameterList:
         self._signature: tuple[int, ...] = ()
         self._age = 0
         self._owned: Collection[str] | None = None  # None: all
+        self._holders: Mapping[str, int] = {}
         self._masters: dict[int, torch.nn.Parameter] = {}  # by the id of the model's parameter
         self._places: list[ShardInfo] = []
         self._flags: list[ShardInfo] = []
@@ -137,16 +137,15 @@ class ParameterList:
         found = [flat.piece(parameter) for parameter in self.parameters]
         return [own if more is None else f"{more} {own}" for own, more in zip(found, self._told, strict=True)]
 
-    def take_owners(self, owned: Collection[str]) -> None:
-        self._owned = owned
+    def take_owners(self, owned: Collection[str], holders: Mapping[str, int]) -> None:
+        self._owned, self._holders = owned, holders
         self._places, self._flags, self._known = [], [], {}
 
     def known(self, parameter: torch.nn.Parameter) -> tuple[str, ShardInfo] | None:
         """Name and ownership of a trainable parameter or of its master; None for any other."""
         if not self._known:
             for key, name in self._name_of.items():
-                owned = self._owned is None or name in self._owned
-                self._known[key] = name, OWNED if owned else REPLICA
+                self._known[key] = name, self._share(name)
         return self._known.get(id(parameter))
 
     @property
@@ -182,12 +181,18 @@ class ParameterList:
         written += [master._version for master in self._masters.values()]
         return hash(tuple(written))
 
+    def _share(self, name: str) -> ShardInfo:
+        """Whether this rank contributes its piece, and how many have the same."""
+        if self._owned is None:
+            return _shard(True, 1)
+        return _shard(name in self._owned, self._holders.get(name, 0))
+
     def _ownership(self) -> list[ShardInfo]:
         """Of all parameters; empty where this rank owns them all."""
         if self._owned is None:
             return []
         if len(self._flags) != len(self.names):
-            self._flags = [OWNED if name in self._owned else REPLICA for name in self.names]
+            self._flags = [self._share(name) for name in self.names]
         return self._flags
 
     def _all_plain(self, gradients: Sequence[Any]) -> bool:
@@ -230,13 +235,18 @@ class ParameterList:
             names.append(name)
             tensors.append(dense(gradient) if self._in_pieces or gradient.is_sparse else gradient)
             if self._owned is not None:
-                shards.append(OWNED if name in self._owned else REPLICA)
+                shards.append(self._share(name))
         return TensorView(names, tensors, shards)
 
 
 def _gradient(parameter: torch.nn.Parameter) -> torch.Tensor | None:
     main = getattr(parameter, "main_grad", None)
     return parameter.grad if main is None else main
+
+
+@cache
+def _shard(owner: bool, replicas: int) -> ShardInfo:
+    return ShardInfo(owner=owner, replicas=replicas)
 
 
 def dense(gradient: torch.Tensor) -> torch.Tensor:
