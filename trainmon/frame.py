@@ -242,10 +242,20 @@ class Registry:
 
     def describe(self) -> bytes:
         """This rank's parts and series, for the other ranks' :meth:`freeze`."""
-        parts = [[part.name, part.reduce, part.size, part.subjects] for part in self.parts.values()]
+        subjects: dict[tuple[str, ...], int] = {}  # many parts have the same
+        parts = [
+            [
+                part.name,
+                part.reduce,
+                part.size,
+                None if part.subjects is None else subjects.setdefault(part.subjects, len(subjects)),
+            ]
+            for part in self.parts.values()
+        ]
         series = [[name, [part.name for part in one.parts]] for name, one in self.series.items()]
         # Names repeat: a tenth of the size for thousands of ranks.
-        return zlib.compress(json.dumps({"parts": parts, "series": series}).encode())
+        described = {"parts": parts, "series": series, "subjects": list(subjects)}
+        return zlib.compress(json.dumps(described).encode())
 
     def freeze(self, everybody: Sequence[bytes] = ()) -> None:
         """Assigns offsets: all sums, then maxima and minima (kept negated), then local values.
@@ -278,7 +288,6 @@ class Registry:
 
     def _unite(self, ranks: Sequence[Mapping[str, Any]]) -> None:
         mine = json.loads(zlib.decompress(self.describe()))
-        union: dict[str, dict[str, None]] = {}
         for rank, other in enumerate(ranks):
             for kind in ("series", "parts"):
                 ours, theirs = ([entry[:2] for entry in side[kind]] for side in (mine, other))
@@ -291,16 +300,24 @@ class Registry:
                         "need the same configuration, the same version of trainmon and a model of one kind"
                     )
             for (name, _, size, subjects), part in zip(other["parts"], self.parts.values(), strict=True):
-                if subjects is not None:
-                    union.setdefault(name, {}).update(dict.fromkeys(subjects))
-                elif part.reduce != "local" and size != part.size:
+                if subjects is None and part.reduce != "local" and size != part.size:
                     raise ValueError(f"rank {rank} has {size} values of part {name!r}, this one {part.size}")
-        for part in self.parts.values():
-            everyone = tuple(union.get(part.name, ()))
-            if part.subjects is not None and part.subjects != everyone:
-                where = {subject: index for index, subject in enumerate(everyone)}
-                part.places = np.array([where[own] for own in part.subjects], np.int64)
-                part.subjects, part.size = everyone, len(everyone)
+        unions: dict[tuple[int | None, ...], tuple[str, ...]] = {}  # of parts that are alike on every rank
+        places: dict[tuple[int | None, ...], NDArray[np.int64]] = {}
+        for number, part in enumerate(self.parts.values()):
+            if part.subjects is None:
+                continue
+            alike = tuple(other["parts"][number][3] for other in ranks)
+            if alike not in unions:
+                merged: dict[str, None] = {}
+                for other, subjects in zip(ranks, alike, strict=True):
+                    merged.update(dict.fromkeys(() if subjects is None else other["subjects"][subjects]))
+                unions[alike] = tuple(merged)
+                where = {subject: index for index, subject in enumerate(merged)}
+                places[alike] = np.array([where[own] for own in part.subjects], np.int64)
+            if part.subjects != unions[alike]:
+                part.places = places[alike]
+                part.subjects, part.size = unions[alike], len(unions[alike])
         for series in list(self.series.values()):
             named = [part.subjects for part in series.parts if part.subjects is not None]
             if named and series.subjects is not None:

@@ -209,6 +209,7 @@ def _all_slots(config: TrainMonitorConfig) -> list[Slot]:
                 placement=moe.placement,
                 span=moe.span,
                 hold=moe.hold,
+                micros=moe.micros,
             )
         )
     if config.spectral is not None:

@@ -317,7 +317,7 @@ FULL: dict[str, Any] = {
                   "per_head": True, "qk_clip": 50.0, "target": ["z"], "exclude": [], "invert": False},
     "moe": {"every": 7, "window": None, "hooks": False, "routers": ["r"], "counters": ["c"], "biases": ["b"],
             "bias_cap": 0.5, "per_expert": True, "capacity_factor": 1.25, "ep_size": 2, "placement": True, "span": 7,
-            "hold": 3, "target": ["z"], "exclude": [], "invert": False},
+            "hold": 3, "micros": 3, "target": ["z"], "exclude": [], "invert": False},
     "throughput": False, "timing": {"every": 5, "window": None},
     "health": {"gate": "before_update", "defaults": False,
                "rules": [{"series": ["grad/norm", "grad/norm/*"], "detector": "mad", "parameters": {"k": 5.0, "log": 1.0},

@@ -255,6 +255,28 @@ def test_forecasts_are_made_for_each_micro_batch(tmp_path: Path) -> None:
     assert record["moe/max_vio/x"] == 1.0 and record["moe/max_vio_micro/x"] == 3.0
 
 
+def test_steps_with_more_micro_batches_than_are_told_apart(tmp_path: Path) -> None:
+    with attach(nn.Linear(1, 1), tmp_path, micros=2) as mon:
+        for micros in (2, 3, 1, 4):
+            for micro in range(micros):
+                mon.experts("x", counts=[0, 0, 0, 0] if micro == 1 else [4 + micro, 1, 1, 2 - micro])
+                mon.micro_end()
+            mon.step_end()
+    values = [record.get("moe/max_vio_micro/x") for record in steps(tmp_path)]
+    assert values == [1.0, None, 1.0, None], "a micro-batch without assignments has no balance"
+    (said,) = events(tmp_path, "micro_batches_not_told_apart")
+    assert said["step"] == 2 and "steps have 3 micro-batches and moe.micros is 2" in said["text"]
+
+
+def test_micro_batches_are_not_told_apart_at_all(tmp_path: Path) -> None:
+    with attach(nn.Linear(1, 1), tmp_path, micros=0) as mon:
+        mon.experts("x", counts=[4, 0, 0, 0])
+        mon.step_end()
+    (record,) = steps(tmp_path)
+    assert record["moe/max_vio/x"] == 3 and "moe/max_vio_micro/x" not in record
+    assert not events(tmp_path, "micro_batches_not_told_apart")
+
+
 @pytest.mark.parametrize("backend", ["host", "torch"])
 def test_two_routings_of_the_same_tokens(tmp_path: Path, backend: Any) -> None:
     now = torch.tensor([[0, 1], [2, 3], [1, 0], [3, 9]])

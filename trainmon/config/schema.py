@@ -295,6 +295,11 @@ class MoeConfig:
         100, "Steps of `max_vio_window`, and steps without tokens until an expert is dead.", minimum=1
     )
     hold: int = key(10, "Steps until an expert is hot or cold.", minimum=1)
+    micros: int = key(
+        8,
+        "Micro-batches of a step whose loads all ranks add up, one by one, for `max_vio_micro`; 0: it is not shown.",
+        minimum=0,
+    )
     target: Patterns | None = key(None, f"Layers to look at, by name{_INHERIT}.", single=True, nonempty=True)
     exclude: Patterns | None = key(None, f"Layers to leave out, by name{_INHERIT}.", single=True)
     invert: bool | None = key(None, f"Look at what `target` does not match{_INHERIT}.")

@@ -179,7 +179,7 @@ class AlignmentProbe:
         kind = problem.rpartition(_UNSEEN)[1] or problem
         if kind and kind not in self._said:
             self._said.add(kind)
-            self._context.say("info", "alignment_unknown", f"grad/align is null: {problem}", step=step)
+            self._context.say("warning", "alignment_unknown", f"grad/align is null: {problem}", step=step)
 
 
 def _same(one: float, other: float) -> bool:

@@ -6,8 +6,9 @@ looked at. A layer without assignments is null in that step.
 
 What is remembered goes with the run's state to its next life, layer by layer, on any number of ranks.
 
-A capacity belongs to a rank's micro-batch: ``drop_forecast`` is worked out for each of them and then added up, and
-``max_vio_micro`` is the largest of any of them.
+A capacity belongs to a rank's micro-batch: ``drop_forecast`` is worked out for each of them and then added up.
+``max_vio_micro`` is the largest of any micro-batch, whose counts are those of all ranks that have one of this number: so
+many counts are merged as ``micros`` says, and a step with more micro-batches has none.
 """
 
 from __future__ import annotations
@@ -86,6 +87,16 @@ class _Call:
     reads: dict[str, Lazy] = field(default_factory=dict)
 
 
+class _Loads:
+    """Counts of this rank's experts, and of which there are any."""
+
+    def __init__(self, size: int) -> None:
+        self.counts, self.seen = np.zeros(size), np.zeros(size, np.bool_)
+
+    def write(self, frame: Frame, part: Part) -> None:
+        frame.put(part, self.counts[self.seen], np.flatnonzero(self.seen))
+
+
 @dataclass(slots=True)
 class _Memory:
     """What is remembered of the layers with one number of experts."""
@@ -113,6 +124,7 @@ class MoeProbe:
             :func:`trainmon.expert_metrics`.
         bias_cap: size from which a router's bias counts as saturated; None: not published.
         placement: follow which rank has which expert.
+        micros: micro-batches of a step whose counts are kept apart, the same number on all ranks.
     """
 
     name = "moe"
@@ -127,8 +139,10 @@ class MoeProbe:
         placement: bool,
         span: int,
         hold: int,
+        micros: int = 0,
     ) -> None:
         self.stale = False
+        self._limit, self._limit_said = micros, False
         self._per_expert, self._bias_cap, self._placed = per_expert, bias_cap, placement
         self._capacity, self._ep_size, self._span, self._hold = capacity_factor, ep_size, span, hold
         self._experts: dict[str, int] = {}
@@ -197,7 +211,8 @@ class MoeProbe:
 
         self._load, self._total = part("load", "sum", experts), part("total", "sum")
         self._dropped, self._over = part("dropped", "sum"), part("over", "sum")
-        self._micro = part("max_vio_micro", "max")
+        self._micro_loads = [part(f"load_{micro}", "sum", experts) for micro in range(self._limit)]
+        self._micros, self._micro = part("micros", "max"), part("max_vio_micro", "local")
         self._same, self._of = part("same", "sum"), part("same_of", "sum")
         self._high, self._low = part("bias_high", "max"), part("bias_low", "min")
         self._derived = {name: part(name, "local") for name in _DERIVED}
@@ -206,7 +221,8 @@ class MoeProbe:
         add("dead", [self._derived["dead"]], _over_layers(_sum), sees_null=True)
         for name in _DERIVED:
             add(f"{name}/<layer>", [self._derived[name]], identity, subjects=layers)
-        add("max_vio_micro/<layer>", [self._micro], identity, subjects=layers)
+        if self._limit:
+            add("max_vio_micro/<layer>", [self._micro], identity, subjects=layers)
         add("drop_forecast/<layer>", [self._over, self._total], ratio, subjects=layers)
         add("assign_churn/<layer>", [self._same, self._of], _changed, subjects=layers)
         add("bias_span/<layer>", [self._high, self._low], _difference, subjects=layers)
@@ -269,10 +285,15 @@ class MoeProbe:
                     key = call.layer, call.micro, call.first
                     counts = self._valid_counts(event.step, call, found["counts"])
                     micros[key] = micros[key] + counts if key in micros else counts
-            loads, seen = np.zeros(self._load.own), np.zeros(self._load.own, np.bool_)
-            for (layer, _, first), counts in micros.items():
-                self._add_counts(frame, loads, seen, layer, first, counts)
-            frame.put(self._load, loads[seen], np.flatnonzero(seen))
+            whole = _Loads(self._load.own)
+            apart = {micro: _Loads(self._load.own) for _, micro, _ in micros if micro < self._limit}
+            for (layer, micro, first), counts in micros.items():
+                frame.add(self._micros, micro + 1, self._layer_index[layer])
+                into = (whole, apart[micro]) if micro in apart else (whole,)
+                self._add_counts(frame, into, layer, first, counts)
+            whole.write(frame, self._load)
+            for micro, loads in apart.items():
+                loads.write(frame, self._micro_loads[micro])
 
         return Sample([lazy for call in calls for lazy in call.reads.values()], write)
 
@@ -292,19 +313,29 @@ class MoeProbe:
             )
         return counts[:size]
 
+    def _say_limit(self, step: int, micros: float) -> None:
+        """Once, what is missing where steps have more micro-batches than are kept apart."""
+        if self._limit_said or not 0 < self._limit < micros:
+            return
+        self._limit_said = True
+        text = (
+            f"steps have {micros:g} micro-batches and moe.micros is {self._limit}: there is no moe/max_vio_micro; each "
+            "more costs one more load of every expert in a report"
+        )
+        self._context.say("info", "micro_batches_not_told_apart", text, step=step)
+
     def _add_counts(
-        self, frame: Frame, loads: Floats, seen: Flags, layer: str, first: int, counts: Floats
+        self, frame: Frame, into: Sequence[_Loads], layer: str, first: int, counts: Floats
     ) -> None:
         size, index, total = self._experts[layer], self._layer_index[layer], float(counts.sum())
         whole = first == 0 and len(counts) == size
-        if whole and total > 0:
-            frame.add(self._micro, float(counts.max()) * size / total - 1, index)
         if not self._mine(layer, first):
             return
         begin = self._offset[layer] + first
         mine = slice(begin, min(begin + len(counts), self._offset[layer] + size))
-        loads[mine] += counts[: size - first]
-        seen[mine] = True
+        for loads in into:
+            loads.counts[mine] += counts[: size - first]
+            loads.seen[mine] = True
         frame.add(self._total, total, index)
         if self._capacity is not None and whole:
             capacity = math.ceil(self._capacity * total / size)
@@ -341,7 +372,7 @@ class MoeProbe:
         rows = {layer: row for row, layer in enumerate(self._total.subjects or ())}
         columns = {name: np.full(len(rows), np.nan) for name in _DERIVED}
         ages = np.full(len(names), np.nan)
-        moved = np.full(len(rows), np.nan)
+        moved, worst = np.full(len(rows), np.nan), np.full(len(rows), np.nan)
         for size, places in self._placed_at[1].items():
             memory = self._memory_of(size, tuple(places), frame.step)
             at = np.stack([places[layer] for layer in memory.layers])
@@ -361,12 +392,29 @@ class MoeProbe:
             columns["drop_rate"][of_layer[~drops_known[of_layer]]] = np.nan
             columns["ep_load_vio"][of_layer[~placed]] = np.nan
             ages[at] = np.where(known[at], metrics.dead_age, np.nan)
+            worst[of_layer] = self._worst_micro(frame, at)
             self._say_dead(frame.step, memory.layers, metrics)
         for name, values in columns.items():
             frame.replace(self._derived[name], values, ~np.isnan(values))
         frame.replace(self._age, ages, ~np.isnan(ages))
+        micros = frame.get(self._micros)[0]
+        worst[micros > self._limit] = np.nan  # of some of them there are no counts
+        self._say_limit(frame.step, micros.max(initial=0.0))
+        frame.replace(self._micro, worst, ~np.isnan(worst))
         if self._placed:
             frame.replace(self._moved, moved, ~np.isnan(moved))
+
+    def _worst_micro(self, frame: Frame, at: NDArray[np.int64]) -> Floats:
+        """By layer the largest ``max_vio`` of any micro-batch; ``at``: places of experts' counts, ``[layers, E]``."""
+        worst = np.full(len(at), np.nan)
+        for part in self._micro_loads:
+            loads, known = frame.get(part)
+            if known.any():
+                counts = np.where(known[at], loads[at], 0.0)
+                total = counts.sum(axis=1)
+                vio = counts.max(axis=1) * at.shape[1] / np.where(total > 0, total, np.nan) - 1
+                worst = np.fmax(worst, vio)
+        return worst
 
     def _memory_of(self, size: int, layers: tuple[str, ...], step: int) -> _Memory:
         """The memory of the layers with ``size`` experts; new ones begin with what an earlier life remembered, or with
