@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from trainmon.adapters.hyperparallel import g1, g2, g3
-from trainmon.adapters.hyperparallel.detect import callbacks_of, find_trainer
+from trainmon.adapters.hyperparallel.detect import callbacks_of, find_trainer, itself
 from trainmon.adapters.hyperparallel.session import ACTIONS, Session
 from trainmon.events import TrainBegin
 from trainmon.monitor import TrainMonitor
@@ -60,7 +60,7 @@ def attach_hyperparallel(
     if generation == "g1":
         g1.replace_clipping(session)
     if generation != "g2":  # which tells of exceptions itself
-        session.follow(trainer)
+        session.follow(itself(trainer))
     return session
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-__all__ = ["GENERATIONS", "callbacks_of", "find_trainer"]
+__all__ = ["GENERATIONS", "callbacks_of", "find_trainer", "itself"]
 
 #: Where a generation keeps its callbacks, in the order in which they are looked for.
 GENERATIONS = (("g2", "callback_handler"), ("g1", "user_callbacks"), ("g3", "_callbacks"))
@@ -23,7 +23,7 @@ def find_trainer(trainer: Any) -> tuple[Any, str]:
     Raises:
         TypeError: it is none of those that are known; says what was looked for.
     """
-    inner = _itself(getattr(trainer, "base", None) or trainer)
+    inner = itself(getattr(trainer, "base", None) or trainer)
     for generation, place in GENERATIONS:
         kept = getattr(inner, place, None)
         if kept is not None and (generation == "g2" or isinstance(kept, list)):
@@ -41,7 +41,7 @@ def callbacks_of(trainer: Any, generation: str) -> Any:
     return kept.callbacks if generation == "g2" else kept
 
 
-def _itself(trainer: Any) -> Any:
+def itself(trainer: Any) -> Any:
     """What a weak proxy stands for: a proxy can be neither hashed nor referred to weakly."""
     if type(trainer) in weakref.ProxyTypes:
         return trainer.__dir__.__self__
