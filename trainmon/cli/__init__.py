@@ -1,5 +1,5 @@
 """``trainmon <verb>``: what the kernels run on, whether a configuration is right, what a run did last, what
-rules would have said of it."""
+rules would have said of it; and the start of a training script under the monitor."""
 
 from __future__ import annotations
 
@@ -33,7 +33,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     replay.add_argument("--after", type=int, default=20, help="and so many after its end")
     replay.add_argument("--json", action="store_true", help="for programs")
-    options = parser.parse_args(arguments)
+    verbs.add_parser(
+        "launch", add_help=False, help="run a training script and attach to the trainer it builds"
+    )
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words[:1] == ["launch"]:  # whose words are the script's: no parser looks at them
+        from trainmon.launch import main as launch
+
+        return launch(words[1:])
+    options = parser.parse_args(words)
     if options.verb == "info":
         from trainmon.cli.info import print_info
 

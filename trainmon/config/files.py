@@ -9,7 +9,7 @@ from .errors import ConfigError, Place, Problem
 from .tree import Value, from_node
 from .words import nearest
 
-__all__ = ["read_file"]
+__all__ = ["parse", "read_bytes", "read_file"]
 
 
 def _wrong(named: Value, message: str) -> ConfigError:
@@ -22,13 +22,19 @@ def read_file(path: str | os.PathLike[str], named: Value | None = None) -> Value
     `named` is the value that names the file, if a configuration does: what is wrong with the file itself is told
     there. Raises ConfigError, with all that the reader found wrong.
     """
+    file = os.path.expanduser(os.fspath(path))
+    return parse(read_bytes(file, named), file)
+
+
+def read_bytes(path: str | os.PathLike[str], named: Value | None = None) -> bytes:
+    """The text of a file, as far as one can be long. Raises ConfigError."""
     from .. import _config
 
     named = named or Value(None)
     file = os.path.expanduser(os.fspath(path))
     try:
         with open(file, "rb") as stream:
-            text = stream.read(_config.MAX_BYTES + 1)
+            return stream.read(_config.MAX_BYTES + 1)
     except FileNotFoundError:
         raise _wrong(named, f"no such configuration file: {file}{_neighbour(file)}") from None
     except IsADirectoryError:
@@ -36,6 +42,12 @@ def read_file(path: str | os.PathLike[str], named: Value | None = None) -> Value
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise _wrong(named, f"the configuration file can't be read: {file!r}: {reason}") from None
+
+
+def parse(text: bytes, file: str) -> Value:
+    """The tree of a file's text. Raises ConfigError, with all that the reader found wrong."""
+    from .. import _config
+
     if file.endswith(".json"):
         text = _join_surrogates(text)
     try:

@@ -18,13 +18,32 @@ from .schema import TrainMonitorConfig
 from .tree import Value, from_python
 from .words import nearest
 
-__all__ = ["Source", "files_of", "load_config", "load_labels", "load_rules"]
+__all__ = [
+    "Source",
+    "entries_of",
+    "files_of",
+    "load_config",
+    "load_labels",
+    "load_rules",
+    "none_found",
+    "stands_for",
+]
 
 _TYPE = "TrainMonitor"
 # Keys of an entry under `callbacks:` that are the host's: MindFormers' way to register a class of another package.
 _HOST_KEYS = ("auto_register",)
 
-Source = str | os.PathLike[str] | Mapping[str, Any] | TrainMonitorConfig | None
+Source = (
+    str
+    | os.PathLike[str]
+    | Mapping[str, Any]
+    | TrainMonitorConfig
+    | tuple[str | os.PathLike[str], ...]
+    | None
+)
+
+# Copies of files without our entry, which a host was given, and the files that have it.
+_originals: dict[str, str] = {}
 
 
 def load_config(source: Source = None, /, **overrides: Any) -> TrainMonitorConfig:
@@ -33,7 +52,8 @@ def load_config(source: Source = None, /, **overrides: Any) -> TrainMonitorConfi
     Args:
         source: the path of a YAML or JSON file, a mapping, a configuration, or None for the defaults. In a file
             or mapping, the entry `type: TrainMonitor` under `callbacks:` is the configuration; else what stands
-            under `trainmon:`; else the whole. It may name another file by `config:`, relative to its own.
+            under `trainmon:`; else the whole. It may name another file by `config:`, relative to its own. Of a
+            tuple of paths, later files are joined key by key over earlier ones.
         **overrides: top-level keys; a mapping is joined key by key with the section of that name.
 
     Raises:
@@ -41,39 +61,70 @@ def load_config(source: Source = None, /, **overrides: Any) -> TrainMonitorConfi
     """
     if isinstance(source, TrainMonitorConfig) and not overrides:
         return source
-    if source is None:
-        inline = Value({})
-    elif isinstance(source, TrainMonitorConfig):
-        inline = from_python(source)
-    elif isinstance(source, str | os.PathLike):
-        inline = _locate(read_file(source))
-    elif isinstance(source, Mapping):
-        # Of a host's whole configuration only these may be ours; the rest can hold objects of any kind.
-        ours = {key: source[key] for key in ("callbacks", "trainmon") if key in source}
-        inline = _locate(from_python(ours or source))
-    else:
-        _stop(Value(None), f"expected a path or a mapping, found {Value(source).found()}")
     code = from_python(overrides)
-    named = _named_file(inline, code)
-    layers = [_without(inline, "config"), _without(code, "config")]
-    return bind(TrainMonitorConfig, *([] if named is None else [named]), *layers)
+    layers: list[Value] = []
+    for inline in _inline(source):
+        named = _named_file(inline, Value({}) if layers else code)
+        layers += [inline] if named is None else [named, inline]
+    return bind(TrainMonitorConfig, *[_without(layer, "config") for layer in (*layers, code)])
 
 
 def files_of(source: Source, overrides: Mapping[str, Any]) -> list[str]:
     """The files that `load_config` reads for these, as far as they can be read."""
     files: list[str] = []
-    inline = Value({})
-    try:
-        if isinstance(source, str | os.PathLike):
-            files.append(os.path.expanduser(os.fspath(source)))
-            inline = _locate(read_file(source))
-        elif isinstance(source, Mapping):
-            ours = {key: source[key] for key in ("callbacks", "trainmon") if key in source}
-            inline = _locate(from_python(ours or source))
-        named = _named_file(inline, from_python(dict(overrides)))
-    except ConfigError:
-        return files
-    return files if named is None or not named.place.file else [*files, named.place.file]
+    paths = source if isinstance(source, tuple) else (source,)
+    code = from_python(dict(overrides))
+    for path in paths:
+        try:
+            if isinstance(path, str | os.PathLike):
+                files.append(_original(path))
+            for inline in _inline(path):
+                named = _named_file(inline, code)
+                if named is not None and named.place.file:
+                    files.append(named.place.file)
+        except ConfigError:
+            continue
+    return files
+
+
+def stands_for(copy: str, original: str) -> None:
+    """Whoever is given `copy` is to read the configuration of `original`."""
+    _originals[os.path.realpath(copy)] = original
+
+
+def _original(path: str | os.PathLike[str]) -> str:
+    file = os.path.expanduser(os.fspath(path))
+    return _originals.get(os.path.realpath(file), file) if _originals else file
+
+
+def _inline(source: Source) -> list[Value]:
+    """What is ours in each source, without what its `config:` names.
+
+    Raises:
+        ConfigError: a source can't be read, or of several files the problems of all.
+    """
+    if source is None:
+        return [Value({})]
+    if isinstance(source, TrainMonitorConfig):
+        return [from_python(source)]
+    if isinstance(source, str | os.PathLike):
+        return [_locate(read_file(_original(source)))]
+    if isinstance(source, Mapping):
+        # Of a host's whole configuration only these may be ours; the rest can hold objects of any kind.
+        ours = {key: source[key] for key in ("callbacks", "trainmon") if key in source}
+        return [_locate(from_python(ours or source))]
+    if not isinstance(source, tuple):
+        _stop(Value(None), f"expected a path or a mapping, found {Value(source).found()}")
+    found: list[Value] = []
+    problems: list[Problem] = []
+    for path in source:
+        try:
+            found += _inline(path)
+        except ConfigError as error:
+            problems += error.problems
+    if problems:
+        raise ConfigError(problems)
+    return found
 
 
 def load_rules(path: str | os.PathLike[str]) -> HealthConfig:
@@ -123,7 +174,7 @@ def _locate(root: Value) -> Value:
         _stop(root, "holds no configuration; write {} for all defaults")
     if not isinstance(root.data, dict):
         _stop(root, f"expected a mapping, found {root.found()}")
-    entries = _entries(root)
+    entries = entries_of(root)
     section = root.child("trainmon") if "trainmon" in root.data else None
     if len(entries) > 1:
         first = entries[0].place.line
@@ -140,13 +191,14 @@ def _locate(root: Value) -> Value:
     if entries:
         return _without(entries[0], "type", *_HOST_KEYS)
     if "callbacks" in root.data:
-        _stop(root.child("callbacks"), _none_found(root.child("callbacks")))
+        _stop(root.child("callbacks"), none_found(root.child("callbacks")))
     if "type" in root.data and root.child("type").data != _TYPE:
         _stop(root.child("type"), f"expected {_TYPE!r}, found {root.child('type').found()}")
     return _without(root, "type")
 
 
-def _entries(root: Value) -> list[Value]:
+def entries_of(root: Value) -> list[Value]:
+    """The entries of a mapping's `callbacks:` that are ours."""
     assert isinstance(root.data, dict)
     callbacks = root.data.get("callbacks")
     if callbacks is None or not isinstance(callbacks.data, list):
@@ -158,7 +210,8 @@ def _type_of(entry: Value) -> object:
     return entry.child("type").data if isinstance(entry.data, dict) and "type" in entry.data else None
 
 
-def _none_found(callbacks: Value) -> str:
+def none_found(callbacks: Value) -> str:
+    """What to say where there are `callbacks:` and none of them is ours."""
     if not isinstance(callbacks.data, list):
         return f"expected a list with an entry of type {_TYPE}, found {callbacks.found()}"
     types = [name for name in map(_type_of, callbacks.data) if isinstance(name, str)]
