@@ -1,0 +1,158 @@
+"""Two gloo ranks: the numbers of the plain loop, one decision for all, pipelines, tensors that lie in pieces."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="the adapter needs torch")
+
+from tests.adapters.hyperparallel.runs import (
+    TRAINERS,
+    config,
+    life_of,
+    said,
+    settings_of,
+    steps_of,
+)
+from tests.adapters.hyperparallel.test_frames import assert_equal
+from tests.hosts.hyperparallel import model as task
+from tests.ranks.gloo import on_ranks
+
+NEW = [name for name in TRAINERS if "older" not in name]
+SECTIONS: dict[str, Any] = {
+    "gradients": {"clipped": True, "per_parameter": True},
+    "weights": {"every": 1, "per_parameter": True},
+    "moments": {"every": 1},
+    "activations": {"every": 1, "target": "^(up|down|head)$"},
+    "moe": {"per_expert": True},
+}
+
+
+def watch_all(directory: str) -> None:
+    """On a rank: every trainer, and the plain loop on the same training."""
+    import trainmon
+    from tests.adapters.hyperparallel.runs import build, plain, train
+
+    task.setup()
+    for name in NEW:
+        own, host = Path(directory) / name / "own", Path(directory) / name / "host"
+        settings = settings_of(name)
+        plain(settings, TRAINERS[name][2], config(own, **SECTIONS))
+        trainer = build(name, settings, host)
+        trainmon.attach_hyperparallel(trainer, config(host, **SECTIONS))
+        train(trainer)
+
+
+def test_the_numbers_of_the_plain_loop(tmp_path: Path) -> None:
+    on_ranks(2, watch_all, str(tmp_path))
+    for name in NEW:
+        own, host = tmp_path / name / "own", tmp_path / name / "host"
+        assert_equal(own, host, 3)
+        assert life_of(host)["status"] == "completed" and not said(host, "internal_error")
+        steps, done = task.plain_run(task.settings(world=2), TRAINERS[name][2]), 0
+        for record, step in zip(steps_of(host), steps, strict=True):
+            assert record["grad/norm"] == pytest.approx(step["grad_norm"], rel=1e-4)
+            losses = [
+                n * loss
+                for row in zip(step["tokens"], step["local"], strict=True)
+                for n, loss in zip(*row, strict=True)
+            ]
+            tokens = sum(map(sum, step["tokens"]))
+            assert record["loss/global"] == pytest.approx(sum(losses) / tokens, rel=1e-5)
+            done += tokens
+            assert record["data/tokens"] == done
+            if name in ("g3_text", "g3_vlm") and record["step"] > 1:  # a new name has its place from then on
+                assert record["loss/part/foundation_loss"] == pytest.approx(step["loss"], rel=1e-5)
+
+
+def end_all(directory: str) -> dict[str, tuple[str, int, int]]:
+    """On a rank: the gradient of rank 1 goes bad in step 2; how each trainer ended, and how far it came."""
+    import torch.distributed as distributed
+
+    import trainmon
+    from tests.adapters.hyperparallel.runs import build, inner_of, spoil, train
+
+    task.setup()
+    ended = {}
+    for name in NEW:
+        for gate in ("late", "before_update"):
+            for action in ("raise", "stop"):
+                place = Path(directory) / f"{name}_{gate}_{action}"
+                trainer = build(name, {**settings_of(name), "max_steps": 6, "epochs": 3}, place)
+                rule = {
+                    "series": ["loss/global", "grad/*"],
+                    "detector": "nonfinite",
+                    "name": "no NaN",
+                    "action": ["log", action],
+                }
+                health = {"gate": gate, "timeout": 20, "rules": [rule]}
+                session = trainmon.attach_hyperparallel(trainer, config(place, health=health))
+                if distributed.get_rank() == 1:
+                    spoil(trainer, 2)
+                how = "returned"
+                try:
+                    train(trainer)
+                except trainmon.TrainingStopped:
+                    how = "stopped"
+                step = inner_of(trainer).state.global_step
+                ended[place.name] = how, step, session.watch.step
+    return ended
+
+
+def test_all_ranks_leave_together_when_one_goes_bad(tmp_path: Path) -> None:
+    by_rank = on_ranks(2, end_all, str(tmp_path))
+    assert by_rank[0] == by_rank[1]
+    for place, (how, _, step) in by_rank[0].items():
+        assert how == ("returned" if place.startswith("g2") and place.endswith("stop") else "stopped")
+        assert step == 2 if "before_update" in place else 2 <= step <= 3
+        life = life_of(tmp_path / place)
+        assert life["status"] == "stopped" and "no NaN" in life["reason"]
+        if "late" in place:
+            assert steps_of(tmp_path / place)[1]["grad/nonfinite"] >= 1
+        assert any(
+            "head.weight" in event["text"] and "rank 1" in event["text"] for event in said(tmp_path / place)
+        )
+
+
+def pipeline(directory: str, name: str, chunks: int) -> tuple[list[str], Any]:
+    """On a rank: its stage, or stages; names of its parameters, the step's norms as the host has them."""
+    import trainmon
+    from tests.adapters.hyperparallel.runs import build, inner_of, train
+
+    task.setup()
+
+    def two_stages(configuration: Any) -> None:
+        configuration.train.parallel.pp = 2
+        configuration.train.parallel.pp_chunks = chunks
+
+    trainer = build(name, {**settings_of(name), "world": 1}, Path(directory), two_stages)
+    session = trainmon.attach_hyperparallel(trainer, config(Path(directory), weights={"every": 1}))
+    norms = []
+    end = inner_of(trainer).on_step_end
+
+    def on_step_end(**told: Any) -> None:
+        norms.append((told["loss"], told["grad_norm"]))
+        end(**told)
+
+    inner_of(trainer).on_step_end = on_step_end
+    train(trainer)
+    return list(session.watch.parameters.parameter_names()), norms
+
+
+@pytest.mark.parametrize("chunks", [1, 2])
+@pytest.mark.parametrize("name", ["g1", "g2"])
+def test_stages_of_a_pipeline(tmp_path: Path, name: str, chunks: int) -> None:
+    by_rank = on_ranks(2, pipeline, str(tmp_path), name, chunks)
+    names = {name for name, _ in task.TinyMoeLM().named_parameters()}
+    assert set(by_rank[0][0]) | set(by_rank[1][0]) == names
+    assert not set(by_rank[0][0]) & set(by_rank[1][0])
+    records = steps_of(tmp_path)
+    assert [(record["loss/global"], record["grad/norm"]) for record in records] == [
+        (pytest.approx(loss, rel=1e-6), pytest.approx(norm, rel=1e-5)) for loss, norm in by_rank[0][1]
+    ]
+    assert [record["data/tokens"] for record in records] == [12, 25, 37]
+    assert [record["optim/lr"] for record in records] == [0.001953125, 0.00390625, 0.005859375]
+    assert not said(tmp_path, "internal_error") and life_of(tmp_path)["status"] == "completed"
