@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
+import torch.distributed as distributed
 
 
 def live_gradients(parameters: Iterable[torch.nn.Parameter]) -> list[torch.Tensor]:
@@ -25,8 +26,13 @@ def clip_grad_norm_(parameters: Iterable[torch.nn.Parameter], max_norm: float) -
     gradients = live_gradients(parameters)
     if not gradients:
         return torch.tensor(0.0)
-    norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in gradients]))
+    local = [gradient.to_local() if hasattr(gradient, "to_local") else gradient for gradient in gradients]
+    norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in local]))
+    if hasattr(gradients[0], "to_local"):  # all sharded over the same ranks
+        square = norm.square()
+        distributed.all_reduce(square, group=gradients[0].device_mesh.get_group())
+        norm = square.sqrt()
     factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
-    for gradient in gradients:
+    for gradient in local:
         gradient.mul_(factor)
     return norm

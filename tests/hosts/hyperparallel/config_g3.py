@@ -136,9 +136,10 @@ class CheckpointingConfig:
 
 @dataclass
 class FSDPConfig:
-    """`wrap`: "hsdp" or "ddp"."""
+    """`wrap`: one of parallel.WRAPS; `recompute`: the expert layer's forward runs again in the backward pass."""
 
     wrap: str = "hsdp"
+    recompute: bool = False
 
 
 @dataclass

@@ -113,11 +113,15 @@ class MonitorConfig:
 
 @dataclass
 class ParallelConfig:
-    """`pp`: pipeline stages, one a rank; `pp_chunks`: model chunks a rank; `wrap`: "hsdp" or "ddp"."""
+    """`pp`: pipeline stages, one a rank; `pp_chunks`: model chunks a rank; `wrap`: one of parallel.WRAPS.
+
+    `recompute`: the expert layer's forward pass runs again in the backward pass.
+    """
 
     pp: int = 1
     pp_chunks: int = 1
     wrap: str = "hsdp"
+    recompute: bool = False
 
 
 @dataclass

@@ -20,6 +20,7 @@ from tests.hosts.hyperparallel.optimizers_g3 import (
     LRSchedulersContainer,
 )
 from tests.hosts.hyperparallel.parallel import (
+    CheckpointWrapper,
     DeviceMesh,
     data_parallel,
     destroy_distributed,
@@ -102,6 +103,8 @@ class CoreTrainer:
         extra = {"dtype": torch.bfloat16} if self.config.optimizer.fp32_main_params else {}
         whole = self.config.model.build(**extra)
         self.model_config = whole.config
+        if self.config.fsdp_config.recompute:
+            whole.moe = CheckpointWrapper(whole.moe)
         self.model = data_parallel(whole, self.config.fsdp_config.wrap, self.world_size)
         self.model_parts = getattr(self.model, "parts", None) or [self.model]
         self.hsdp_model_parts = [
@@ -126,6 +129,9 @@ class CoreTrainer:
         else:
             self.optimizer = chain(list(parameters))
             leaves = self.optimizer.chained_optimizers
+        if self.config.fsdp_config.wrap == "main_grad":
+            for leaf in leaves:
+                self.model.lend(leaf)
         self.lr_scheduler = LRSchedulersContainer([task.warm_up(settings, leaf) for leaf in leaves])
 
     def _count_steps(self, grouped: bool) -> None:

@@ -13,6 +13,7 @@ from tests.hosts.hyperparallel import config_lm
 from tests.hosts.hyperparallel import model as task
 from tests.hosts.hyperparallel.clip import clip_grad_norm_, live_gradients
 from tests.hosts.hyperparallel.parallel import (
+    CheckpointWrapper,
     DeviceMesh,
     GroupInfo,
     ParallelDims,
@@ -87,7 +88,14 @@ class LMTrainerCore:
             self.optimizer = task.adamw(settings, self.model.parameters())
             self.lr_scheduler = task.warm_up(settings, self.optimizer)
         else:
+            if parallel.recompute:
+                whole.moe = CheckpointWrapper(whole.moe)
             self.model = data_parallel(whole, parallel.wrap, dp)
+            if parallel.wrap != "hsdp":  # their parameters are others, or lend their gradients
+                self.optimizer = task.adamw(settings, self.model.parameters())
+                self.lr_scheduler = task.warm_up(settings, self.optimizer)
+            if parallel.wrap == "main_grad":
+                self.model.lend(self.optimizer)
         self.spec = SimpleNamespace(model_cls=type(whole), clip_grad_fn=None)
         self.sampler, self.collate_fn = Sampler(), None
         self.train_dataloader = task.loader(settings, self.rank if dp > 1 else 0)

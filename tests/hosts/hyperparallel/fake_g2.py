@@ -506,7 +506,7 @@ class BaseTrainer(LMTrainerCore):
         self._resume()
         self.on_train_begin()
         for epoch in range(state.num_train_epochs):
-            if state.global_step >= state.max_steps or control.should_training_stop:
+            if state.global_step >= state.max_steps:
                 break
             state.epoch = epoch
             self.sampler.set_epoch(epoch)
@@ -529,6 +529,8 @@ class BaseTrainer(LMTrainerCore):
                 if control.should_training_stop or control.should_epoch_stop:
                     break
             self.on_epoch_end()
+            if control.should_training_stop:
+                break
         self._join()
         if (
             getattr(_sub_cfg(self.args, "checkpoint"), "save_steps", 0) > 0

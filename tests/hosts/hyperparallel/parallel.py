@@ -131,8 +131,94 @@ class DDPModule(nn.parallel.DistributedDataParallel):
         self.require_backward_grad_sync = on
 
 
+class ShardedModule:
+    """Mixed into a module's class by `fsdp2`: the switch of all its sharded children."""
+
+    def set_requires_gradient_sync(self, on: bool) -> None:
+        for child in self.children():  # type: ignore[attr-defined]
+            child.set_requires_gradient_sync(on)
+
+
+def fsdp2(model: nn.Module) -> nn.Module:
+    """torch's `fully_shard` on each child: parameters and gradients are DTensors, sharded over all ranks.
+
+    The host shards by its own DTensor; what callbacks use of it (`placements`, `device_mesh`, `to_local()`) is the same.
+    """
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = distributed.init_device_mesh("cpu", (distributed.get_world_size(),), mesh_dim_names=("dp",))
+    for child in model.children():
+        fully_shard(child, mesh=mesh)
+    model.__class__ = type(f"Sharded{type(model).__name__}", (ShardedModule, type(model)), {})
+    return model
+
+
+class MainGradModule:
+    """Mixed into a module's class by `main_grads`: gradients add up in float32 `main_grad`s, and `.grad` stays None."""
+
+    _sync = True
+
+    def set_requires_gradient_sync(self, on: bool) -> None:
+        self._sync = on
+
+    def _move(self, parameter: Any) -> None:
+        had = getattr(parameter, "main_grad", None)
+        parameter.main_grad = parameter.grad.float() if had is None else had + parameter.grad.float()
+        parameter.grad = None
+        if self._sync and distributed.get_world_size() > 1:
+            distributed.all_reduce(parameter.main_grad)
+            parameter.main_grad /= distributed.get_world_size()
+
+    @staticmethod
+    def lend(optimizer: torch.optim.Optimizer) -> None:
+        """A torch optimizer looks at `.grad`: it gets the main gradients for its step. zero_grad drops them."""
+        parameters: list[Any] = [p for group in optimizer.param_groups for p in group["params"]]
+        zero_grad = optimizer.zero_grad
+
+        def give(*_: Any) -> None:
+            for parameter in parameters:
+                parameter.grad = parameter.main_grad.to(parameter.dtype)
+
+        def drop(set_to_none: bool = True) -> None:
+            zero_grad(set_to_none=set_to_none)
+            for parameter in parameters:
+                parameter.main_grad = None
+
+        optimizer.register_step_pre_hook(give)
+        optimizer.zero_grad = drop  # type: ignore[method-assign]
+
+
+def main_grads(model: nn.Module) -> nn.Module:
+    model.__class__ = type(f"MainGrad{type(model).__name__}", (MainGradModule, type(model)), {})
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(model._move)
+    return model
+
+
+class CheckpointWrapper(nn.Module):
+    """Activation recompute: a second forward in the backward pass; names get `_checkpoint_wrapped_module.`."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self._checkpoint_wrapped_module = module
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        from torch.utils.checkpoint import checkpoint
+
+        return checkpoint(self._checkpoint_wrapped_module, *args, use_reentrant=False, **kwargs)
+
+
+WRAPS = ("hsdp", "ddp", "fsdp2", "main_grad")
+
+
 def data_parallel(model: nn.Module, how: str, world: int, group: Any = None) -> nn.Module:
-    """`how`: "hsdp" (default), or "ddp". One rank needs neither."""
+    """`how` is one of `WRAPS`. One rank needs none of the first two."""
+    if how not in WRAPS:
+        raise ValueError(f"wrap: {how!r} is none of {WRAPS}")
+    if how == "fsdp2":
+        return fsdp2(model)
+    if how == "main_grad":
+        return main_grads(model)
     if world == 1:
         return model
     if how == "ddp":
