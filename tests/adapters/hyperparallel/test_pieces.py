@@ -1,0 +1,148 @@
+"""Gradients of tensors that lie in pieces, in ``main_grad``, on ranks that see the same tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the adapter needs torch")
+
+import trainmon  # noqa: E402
+from tests.adapters.hyperparallel.pieces import (  # noqa: E402
+    Mesh,
+    Partial,
+    Piece,
+    Replicate,
+    Shard,
+    StridedShard,
+)
+from tests.adapters.hyperparallel.runs import config, said, steps_of  # noqa: E402
+from tests.ranks.gloo import on_ranks  # noqa: E402
+from trainmon.adapters.hyperparallel.places import axis, chunk_names, layout_of  # noqa: E402
+
+
+class Trainer:
+    """As much of the third generation as one step needs."""
+
+    def __init__(self, model: Any, **attributes: Any) -> None:
+        self.model = model
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        self._callbacks: list[Any] = []
+        self.config = SimpleNamespace(training=SimpleNamespace(max_grad_norm=1.0))
+        self.mesh = None
+        vars(self).update(attributes)
+
+    def prepare_optimizer_step(self) -> float:
+        return 1.0
+
+    def step(self, number: int) -> None:
+        (callback,) = self._callbacks
+        state = SimpleNamespace(global_step=number - 1, epoch=0)
+        if number == 1:
+            callback.on_epoch_begin(state)
+        callback.on_step_begin(state)
+        self.prepare_optimizer_step()
+        state.global_step = number
+        callback.on_step_end(state, loss=None, loss_dict=None, grad_norm=1.0)
+
+
+def module(**parameters: Any) -> Any:
+    model = torch.nn.Module()
+    for name, parameter in parameters.items():
+        model.register_parameter(name, torch.nn.Parameter(parameter))
+    return model
+
+
+def one_step(directory: str, kind: str) -> None:
+    """On a rank: w is cut in two, b is on both."""
+    import torch.distributed as distributed
+
+    rank = distributed.get_rank()
+    mesh = Mesh(rank, 2)
+    cut = {"plain": Shard(0), "replicated": Shard(0), "strided": StridedShard(0, 2), "partial": Shard(0)}[
+        kind
+    ]
+
+    def both(values: Any) -> Any:
+        return (
+            values
+            if kind == "plain"
+            else Piece(values, mesh, Partial() if kind == "partial" else Replicate())
+        )
+
+    model = module(w=Piece(torch.zeros(2), mesh, cut), b=both(torch.zeros(1)))
+    model.w.grad = Piece(torch.tensor([[3.0, 0.0], [0.0, 4.0]][rank]), mesh, cut)
+    model.b.grad = both(torch.tensor([12.0]))
+    trainer = Trainer(model)
+    session = trainmon.attach_hyperparallel(trainer, config(Path(directory), weights=False))
+    trainer.step(1)
+    trainer.step(2)
+    session.end()
+
+
+@pytest.mark.parametrize(
+    ("kind", "norm"), [("plain", 13), ("replicated", 13), ("strided", 13), ("partial", 5)]
+)
+def test_replicated_parameters_count_once(tmp_path: Path, kind: str, norm: float) -> None:
+    """mindspore-ai/hyper-parallel#735."""
+    on_ranks(2, one_step, str(tmp_path), kind)
+    assert [record["grad/norm"] for record in steps_of(tmp_path)] == [norm, norm]
+    assert bool(said(tmp_path, "partial_gradients")) == (kind == "partial")
+    assert not said(tmp_path, "internal_error")
+
+
+def test_main_grad_is_the_gradient(tmp_path: Path) -> None:
+    model = module(w=torch.zeros(4), b=torch.zeros(1))
+    model.w.main_grad, model.b.main_grad = torch.tensor([3.0, 0, 0, 4]), torch.tensor([12.0])
+    model.w.grad = torch.full((4,), 100.0)  # what the last micro-batch left there
+    trainer = Trainer(model)
+    session = trainmon.attach_hyperparallel(trainer, config(tmp_path))
+    trainer.step(1)
+    session.end()
+    (record,) = steps_of(tmp_path)
+    assert record["grad/norm"] == 13
+
+
+def test_no_losses_no_norms_no_counts(tmp_path: Path) -> None:
+    trainer = Trainer(module(w=torch.zeros(4)), loss_fn=torch.nn.Identity())
+    trainer.config.training.max_grad_norm = 0
+    session = trainmon.attach_hyperparallel(trainer, config(tmp_path))
+    trainer.step(1)
+    session.end()
+    (record,) = steps_of(tmp_path)
+    assert record["loss/global"] is None and record["grad/norm"] == 0 and not said(tmp_path, "internal_error")
+
+
+def test_places_of_a_mesh(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "5")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    sizes = {"tp_size": 2, "tp_rank": 1, "pp_size": 1, "pp_rank": 0, "dp_size": 4, "dp_rank": 2, "cp_size": 1}
+    third = SimpleNamespace(mesh=SimpleNamespace(**sizes))
+    layout = layout_of(third, None)
+    assert (layout.rank, layout.world, layout.counts_tokens, layout.data_rank) == (5, 8, False, 2)
+
+    class NamedMesh(dict[str, Any]):
+        """HyperParallel's device mesh by names."""
+
+    first = SimpleNamespace(
+        mesh=NamedMesh(pp=Mesh(1, 2), tp=Mesh(0, 1)),
+        parallel_dims=SimpleNamespace(pp=2, tp=1, dp_size=4),
+        _dp_group_info=SimpleNamespace(group=None, rank_size=1),
+    )
+    layout = layout_of(first, None)
+    assert axis(first, "pp") == (1, 2) and (layout.stage, layout.counts_tokens) == (1, True)
+    # without a data parallel axis, ranks of sequence parallelism see other tokens
+    first.parallel_dims = SimpleNamespace(pp=1, tp=2, dp_size=1)
+    first.mesh, first._dp_group_info.rank_size = NamedMesh(tp=Mesh(1, 2)), 2
+    assert layout_of(first, None).counts_tokens
+
+
+def test_names_of_chunks() -> None:
+    chunks = torch.nn.ModuleList([module(a=torch.zeros(1)), module(b=torch.zeros(1))])
+    names = chunk_names(chunks)
+    assert names is not None and [names(name) for name, _ in chunks.named_parameters()] == ["a", "b"]
+    assert chunk_names(torch.nn.ModuleList([module(a=torch.zeros(1)), module(a=torch.zeros(1))])) is None
+    assert chunk_names(chunks[0]) is None
