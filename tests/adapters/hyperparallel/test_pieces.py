@@ -21,7 +21,7 @@ from tests.adapters.hyperparallel.pieces import (  # noqa: E402
 )
 from tests.adapters.hyperparallel.runs import config, said, steps_of  # noqa: E402
 from tests.ranks.gloo import on_ranks  # noqa: E402
-from trainmon.adapters.hyperparallel.places import axis, chunk_names, layout_of  # noqa: E402
+from trainmon.adapters.hyperparallel.places import axis, chunk_names, layout_of, model_of  # noqa: E402
 
 
 class Trainer:
@@ -138,6 +138,15 @@ def test_places_of_a_mesh(monkeypatch: pytest.MonkeyPatch) -> None:
     first.parallel_dims = SimpleNamespace(pp=1, tp=2, dp_size=1)
     first.mesh, first._dp_group_info.rank_size = NamedMesh(tp=Mesh(1, 2)), 2
     assert layout_of(first, None).counts_tokens
+
+
+def test_parts_of_a_model() -> None:
+    a, b = module(w=torch.zeros(1)), module(v=torch.zeros(1))
+    whole = torch.nn.ModuleDict({"a": a, "b": b})
+    assert model_of(Trainer(whole, model_parts=[a, b])) is whole
+    assert model_of(Trainer(a, model_parts=[a])) is a
+    both = model_of(Trainer(a, model_parts=[a, b]))
+    assert list(both.parameters()) == [a.w, b.v] and chunk_names(both) is not None
 
 
 def test_names_of_chunks() -> None:

@@ -26,7 +26,7 @@ from tests.adapters.hyperparallel.runs import (  # noqa: E402
     steps_of,
     train,
 )
-from tests.hosts.hyperparallel import config_g3, fake_g1, fake_g2, fake_g3  # noqa: E402
+from tests.hosts.hyperparallel import fake_g1, fake_g2, fake_g3  # noqa: E402
 from tests.hosts.hyperparallel import model as task  # noqa: E402
 from trainmon.adapters.hyperparallel.detect import callbacks_of, find_trainer  # noqa: E402
 from trainmon.adapters.hyperparallel.session import Session  # noqa: E402
@@ -362,4 +362,3 @@ def test_the_configuration_may_be_the_hosts_file(tmp_path: Path) -> None:
     trainmon.attach_hyperparallel(trainer, str(path))
     train(trainer)
     assert life_of(tmp_path)["status"] == "completed"
-    assert config_g3.MODEL

@@ -11,7 +11,7 @@ from trainmon.adapters.base import layout_from_environment
 from trainmon.dist import Group
 from trainmon.events import Layout
 
-__all__ = ["axis", "chunk_names", "layout_of"]
+__all__ = ["axis", "chunk_names", "layout_of", "model_of"]
 
 
 def axis(trainer: Any, name: str) -> tuple[int, int]:
@@ -60,6 +60,16 @@ def chunk_names(model: torch.nn.Module) -> Callable[[str], str] | None:
     if len(set(names)) < len(names):
         return None
     return lambda name: name.partition(".")[2] or name
+
+
+def model_of(trainer: Any) -> torch.nn.Module:
+    """What this rank trains: the model, or its parts where they aren't in one module."""
+    model: torch.nn.Module = trainer.model
+    parts = getattr(trainer, "model_parts", None)
+    if not isinstance(parts, list | tuple) or len(parts) < 2:
+        return model
+    inside = {id(module) for module in model.modules()}
+    return model if all(id(part) in inside for part in parts) else torch.nn.ModuleList(parts)
 
 
 def _data_rank(trainer: Any) -> int:

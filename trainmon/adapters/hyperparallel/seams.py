@@ -30,12 +30,15 @@ class Seams:
         """Calls of the method ``name`` go through ``what``, which is given a call of the original and returns what the
         caller gets. False: there is no such method."""
         owner = self._owner()
-        if owner is None or name in self._replaced or not callable(getattr(owner, name, None)):
+        if owner is None or name in self._replaced:
             return False
         before = vars(owner).get(name)  # None: the class's
+        method_of_class = getattr(type(owner), name, None)
         held = self._owner
+        if not callable(before or method_of_class):
+            return False
 
-        @functools.wraps(getattr(type(owner), name, None) or before)
+        @functools.wraps(before or method_of_class)  # type: ignore[arg-type]
         def stand_in(*arguments: Any, **keywords: Any) -> Any:
             def original() -> Any:
                 method = before if before is not None else getattr(type(held()), name).__get__(held())

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeVar
 
-from trainmon.adapters.hyperparallel.places import chunk_names, layout_of
+from trainmon.adapters.hyperparallel.places import chunk_names, layout_of, model_of
 from trainmon.adapters.hyperparallel.seams import Seams
 from trainmon.adapters.torch_parts.watch import Watch, all_ranks, backend_for
 from trainmon.backend import Backend
@@ -79,8 +79,9 @@ class Session:
         self.callback: Any = None
         self.seams = Seams(trainer)
         self._trainer = weakref.ref(trainer)
-        self._backend: Backend = backend_for(trainer.model, backend)
-        self.watch = Watch(trainer.model, trainer.optimizer, monitor, chunk_names(trainer.model))
+        model = model_of(trainer)
+        self._backend: Backend = backend_for(model, backend)
+        self.watch = Watch(model, trainer.optimizer, monitor, chunk_names(model))
         self._unhang: Callable[[], None] | None = None
         self._begun = self._over = False
         self._done = 0  # the last step that has ended
