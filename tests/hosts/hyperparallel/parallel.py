@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,10 +86,12 @@ def get_platform() -> TorchPlatform:
 def init_distributed() -> tuple[int, int]:
     """(rank, world size); joins the launcher's group, or makes one of this process alone."""
     if not distributed.is_initialized():
+        hook = sys.excepthook  # torch puts one before it that names the rank, each time
         if "RANK" in os.environ and "MASTER_ADDR" in os.environ:
             distributed.init_process_group("gloo")
         else:
             distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+        sys.excepthook = hook
     return distributed.get_rank(), distributed.get_world_size()
 
 
