@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from tests.sinks.make import Memory, message, run_info, snapshot
+from tests.sinks.make import Memory, message, run_info, snapshot, table
 from trainmon.sinks.writer import PATIENCE, Writer
 
 
@@ -50,6 +50,27 @@ def test_a_slow_sink_loses_the_oldest_steps_and_no_message():
     assert sink.kinds() == ["sinks_slow", "sink_losses"]
     assert sink.messages[-1].data["dropped"] == 4
     assert "4 steps dropped" in sink.messages[-1].text
+
+
+def test_tables_that_wait_are_bounded_in_bytes(monkeypatch):
+    monkeypatch.setattr("trainmon.sinks.writer.WAITING", 10 * 9 * 100)
+    sink = Memory()
+    sink.gate.clear()
+    writer = Writer([sink], run_info(None), capacity=1000)
+    large = table({f"p{row}": 1.0 for row in range(100)})  # 9 bytes a value
+    writer.put(snapshot(1, large))
+    assert sink.entered.wait(60)
+    for step in range(2, 52):
+        writer.put(snapshot(step, large))
+        writer.put(snapshot(1000 + step))  # without tables: no bytes, and in their order
+    waiting = [one.step for _, one in writer._snapshots]
+    assert [step for step in waiting if step < 1000] == list(range(42, 52)), "ten of them fit"
+    writer.put(snapshot(60, table({f"p{row}": 1.0 for row in range(5000)})))
+    assert [one.step for _, one in writer._snapshots] == [60], "a step by itself may be larger"
+    sink.gate.set()
+    assert writer.close()
+    assert sink.items[-1] == 60 and writer.dropped == 100
+    assert writer._came == writer._went
 
 
 def test_messages_are_bounded_too(monkeypatch):

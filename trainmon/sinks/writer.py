@@ -31,6 +31,8 @@ __all__ = ["Writer"]
 PATIENCE = 3
 #: Messages that may wait; later ones are refused with a counter, because the first ones name the cause.
 MESSAGES = 4096
+#: Bytes of tables that may wait; the newest step may be larger by itself.
+WAITING = 32 << 20
 #: What a full disk, a quota or a file size limit answers: it may pass, so the sink stays on.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -57,7 +59,8 @@ class Writer:
         sinks: shown everything, in this order.
         run: what they may know of the run.
         capacity: snapshots that may wait.
-        on_full: ``drop`` discards the oldest waiting snapshot, ``block`` makes :meth:`put` wait for room.
+        on_full: ``drop`` discards the oldest waiting snapshots, also those whose tables are more than 32 MiB in all;
+            ``block`` makes :meth:`put` wait for room.
         tell: takes what is to be said about the sinks; None: they show it themselves.
 
     Raises:
@@ -84,6 +87,8 @@ class Writer:
         self._snapshots: deque[tuple[int, Snapshot]] = deque()
         self._others: deque[tuple[int, Message | threading.Event]] = deque()
         self._head: tuple[int, Snapshot] | None = None
+        # Bytes of tables that came in, and that went out: each is counted by one of the two threads.
+        self._came = self._went = 0
         # One token an item wakes the thread; SimpleQueue.put may be interrupted by a signal handler that
         # puts too.
         self._tokens: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -118,16 +123,23 @@ class Writer:
                 if self._gone():
                     self.dropped += 1
                     return
-        elif len(self._snapshots) >= self._capacity:
-            try:
-                self._snapshots.popleft()
-                self.dropped += 1
-            except IndexError:
-                # The thread took the last one in between.
-                pass
+        else:
+            self._make_room(_table_bytes(snapshot))
+        self._came += _table_bytes(snapshot)
         self._step = snapshot.step
         self._snapshots.append((next(self._order), snapshot))
         self._tokens.put(None)
+
+    def _make_room(self, size: int) -> None:
+        while self._snapshots and (
+            len(self._snapshots) >= self._capacity or self._came - self._went + size > WAITING
+        ):
+            try:
+                _, oldest = self._snapshots.popleft()
+            except IndexError:
+                return  # the thread took the last one in between
+            self._came -= _table_bytes(oldest)
+            self.dropped += 1
 
     def say(self, message: Message) -> None:
         """Hands over one message; never dropped in favour of a snapshot. A no-op in a forked child."""
@@ -264,6 +276,7 @@ class Writer:
         if self._head is None:
             with contextlib.suppress(IndexError):
                 self._head = self._snapshots.popleft()
+                self._went += _table_bytes(self._head[1])
         if self._others and (self._head is None or self._others[0][0] < self._head[0]):
             self._handle(self._others.popleft()[1])
             return True
@@ -398,3 +411,7 @@ class Writer:
                 failed=dict(self.failed),
                 switched_off=list(self.switched_off),
             )
+
+
+def _table_bytes(snapshot: Snapshot) -> int:
+    return sum(table.values.nbytes + table.valid.nbytes for table in snapshot.tables)
