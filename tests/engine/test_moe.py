@@ -430,3 +430,14 @@ def test_many_layers_stay_below_two_hundred_scalars(tmp_path: Path) -> None:
         table = {row["name"]: row for row in csv.DictReader(stream)}
     assert float(table["layers.60"]["moe/max_vio"]) == pytest.approx(max_vio([61, 1, 1, 1]))
     assert float(table["layers.60/0"]["moe/load"]) == 61
+
+
+def test_layers_in_a_wrapper_that_recomputes(tmp_path: Path) -> None:
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    model = nn.ModuleDict({"moe": checkpoint_wrapper(Mixture("nothing"))})
+    x = torch.randn(5, WIDTH, requires_grad=True)
+    with attach(model, tmp_path) as mon:
+        model.moe(x).sum().backward()
+        mon.step_end()
+    assert sum(loads(tmp_path, "moe")) == 5 * K

@@ -75,6 +75,19 @@ def build(
     return trainer
 
 
+def wrapped(how: str) -> Callable[[Any], None]:
+    """For :func:`build`: one of the fakes' ways of holding parameters, or ``recompute``."""
+
+    def prepare(configuration: Any) -> None:
+        place = configuration.train.parallel if hasattr(configuration, "train") else configuration.fsdp_config
+        if how == "recompute":
+            place.recompute = True
+        else:
+            place.wrap = how
+
+    return prepare
+
+
 def inner_of(trainer: Any) -> Any:
     return getattr(trainer, "base", trainer)
 

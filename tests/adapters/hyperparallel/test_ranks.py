@@ -22,6 +22,12 @@ from tests.hosts.hyperparallel import model as task
 from tests.ranks.gloo import on_ranks
 
 NEW = [name for name in TRAINERS if "older" not in name]
+#: How the ranks hold the parameters: whole, as DTensors, with gradients apart; and recomputation.
+WAYS = dict.fromkeys(NEW, ("hsdp",)) | {
+    "g1": ("hsdp", "ddp", "fsdp2", "main_grad"),
+    "g2": ("hsdp", "fsdp2"),
+    "g3_text": ("hsdp", "ddp", "fsdp2", "main_grad", "recompute"),
+}
 SECTIONS: dict[str, Any] = {
     "gradients": {"clipped": True, "per_parameter": True},
     "weights": {"every": 1, "per_parameter": True},
@@ -34,24 +40,26 @@ SECTIONS: dict[str, Any] = {
 def watch_all(directory: str) -> None:
     """On a rank: every trainer, and the plain loop on the same training."""
     import trainmon
-    from tests.adapters.hyperparallel.runs import build, plain, train
+    from tests.adapters.hyperparallel.runs import build, plain, train, wrapped
 
     task.setup()
     for name in NEW:
-        own, host = Path(directory) / name / "own", Path(directory) / name / "host"
         settings = settings_of(name)
-        plain(settings, TRAINERS[name][2], config(own, **SECTIONS))
-        trainer = build(name, settings, host)
-        trainmon.attach_hyperparallel(trainer, config(host, **SECTIONS))
-        train(trainer)
+        plain(settings, TRAINERS[name][2], config(Path(directory) / name / "own", **SECTIONS))
+        for how in WAYS[name]:
+            host = Path(directory) / name / how
+            trainer = build(name, settings, host, wrapped(how))
+            trainmon.attach_hyperparallel(trainer, config(host, **SECTIONS))
+            train(trainer)
 
 
 def test_the_numbers_of_the_plain_loop(tmp_path: Path) -> None:
     on_ranks(2, watch_all, str(tmp_path))
     for name in NEW:
-        own, host = tmp_path / name / "own", tmp_path / name / "host"
-        assert_equal(own, host, 3)
-        assert life_of(host)["status"] == "completed" and not said(host, "internal_error")
+        for how in WAYS[name]:
+            own, host = tmp_path / name / "own", tmp_path / name / how
+            assert_equal(own, host, 3)
+            assert life_of(host)["status"] == "completed" and not said(host, "internal_error")
         steps, done = task.plain_run(task.settings(world=2), TRAINERS[name][2]), 0
         for record, step in zip(steps_of(host), steps, strict=True):
             assert record["grad/norm"] == pytest.approx(step["grad_norm"], rel=1e-4)

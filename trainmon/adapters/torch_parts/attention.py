@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from trainmon.adapters.torch_parts.modules import is_repeated
+from trainmon.adapters.torch_parts.modules import is_repeated, within
 from trainmon.adapters.torch_parts.shards import local, start_along
 from trainmon.events import AttentionLayer, AttentionSeen, MaxLogits, QueryKey, Scores
 from trainmon.monitor import TrainMonitor
@@ -56,7 +56,8 @@ def attention_layers(
         children = {child for child, _ in module.named_children()}
         return any(children.issuperset(wanted) for wanted in _CHILDREN)
 
-    found = {name: module for name, module in modules.items() if is_one(name, module)}
+    inner = {name: within(module) for name, module in modules.items()}
+    found = {name: module for name, module in inner.items() if is_one(name, module)}
     outer = {name for name in found for other in found if other.startswith(f"{name}.")}
     return {name: module for name, module in found.items() if name not in outer}
 

@@ -25,7 +25,7 @@ from trainmon.adapters.torch_parts.shards import local
 from trainmon.events import Flow, ModuleSeen
 from trainmon.monitor import TrainMonitor
 
-__all__ = ["ModuleHooks", "hookable", "is_repeated", "tensors_in"]
+__all__ = ["ModuleHooks", "hookable", "is_repeated", "tensors_in", "within"]
 
 _DEPTH = 8  # of containers within containers
 
@@ -59,6 +59,15 @@ def hookable(
 
     walk(model, "", False)
     return found, compiled
+
+
+def within(module: nn.Module) -> nn.Module:
+    """What a wrapper (recomputation, DDP) holds in the end; of any other module itself."""
+    while True:
+        children = list(module.named_children())
+        if len(children) != 1 or plain_name(f"{children[0][0]}."):
+            return module
+        module = children[0][1]
 
 
 def is_repeated() -> bool:

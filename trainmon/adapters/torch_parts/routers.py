@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainmon.adapters.torch_parts.modules import is_repeated, tensors_in
+from trainmon.adapters.torch_parts.modules import is_repeated, tensors_in, within
 from trainmon.adapters.torch_parts.shards import local
 from trainmon.events import ExpertLayer, ExpertsSeen
 from trainmon.monitor import TrainMonitor
@@ -84,7 +84,7 @@ def moe_layers(
         counters, biases: names of buffers (and parameters) within a layer.
     """
     found: dict[str, tuple[nn.Module, nn.Module | None]] = {}
-    everything = {**modules, **compiled}
+    everything = {name: within(module) for name, module in {**modules, **compiled}.items()}
     for name, module in everything.items():
         children = dict(module.named_children())
         router = next((children[child] for child in _ROUTERS if child in children), None)
