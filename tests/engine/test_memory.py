@@ -35,7 +35,7 @@ SECTIONS: dict[str, Any] = {
 
 
 def held(root: object, known: set[int]) -> dict[str, int]:
-    """Bytes of arrays and tensors that can be reached from an object, by kind, each memory once, without that in ``known``."""
+    """Bytes of arrays and tensors that can be reached from an object, by kind, each memory once, but for ``known``."""
     found = {"arrays": 0, "tensors": 0}
     seen, stack = set(known), [root]
     while stack:
