@@ -18,8 +18,8 @@ from trainmon.launch.trainers import Trainers
 __all__ = ["USAGE", "main"]
 
 USAGE = """\
-usage: trainmon launch [--monitor FILE] [--] SCRIPT [ARGUMENT ...]
-       trainmon launch [--monitor FILE] [--] -m MODULE [ARGUMENT ...]
+usage: trainmon launch [--monitor FILE] -- SCRIPT [ARGUMENT ...]
+       trainmon launch [--monitor FILE] -- -m MODULE [ARGUMENT ...]
 
 Runs a training script as python would, and attaches TrainMonitor to the trainer that it builds. The configuration is
 the entry `- type: TrainMonitor` under `callbacks:` of a YAML or JSON file among the arguments; the script is given a
@@ -28,7 +28,7 @@ copy of that file without the entry.
   --monitor FILE  a configuration; joined key by key over the entry, if there is one
   -h, --help      this text
 
-With several processes: torchrun ... -m trainmon.launch -- SCRIPT [ARGUMENT ...]
+With several processes: torchrun ... -m trainmon.launch -- [--monitor FILE] SCRIPT [ARGUMENT ...]
 """
 
 _SUFFIXES = (".yaml", ".yml", ".json")
@@ -101,10 +101,8 @@ def _read(words: list[str]) -> _Command | str:
             if command.monitor is not None:
                 return "--monitor is given twice"
             command = replace(command, monitor=value if equals else words.pop(0))
-        elif word == "--" and words and words[0] != "-m":
-            return replace(command, script=words[0], arguments=tuple(words[1:]))
         elif word == "--":
-            continue
+            continue  # options may follow: torchrun would take --monitor for an option of its own before it
         elif word == "-m":
             if not words:
                 return "-m needs a module"

@@ -59,7 +59,7 @@ class Trainers:
             if host.owns(module.__name__):
                 for name in host.trainers:
                     found = vars(module).get(name)
-                    if inspect.isclass(found) and found.__module__ == module.__name__:
+                    if inspect.isclass(found):
                         self._wrap(found, host)
 
     def _wrap(self, cls: Any, host: Host) -> None:
@@ -125,6 +125,10 @@ class Trainers:
             self._state = "training"
             try:
                 yield
+            except BaseException as error:
+                with contextlib.suppress(AttributeError):  # an adapter that isn't told by its host
+                    self._handle.exception(error)
+                raise
             finally:
                 self._state = "through"
 

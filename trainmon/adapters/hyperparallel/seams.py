@@ -1,6 +1,7 @@
 """Methods of a trainer that are replaced on the instance, where it has no hook, and put back.
 
-The stand-in looks the original up when it is called and holds the trainer weakly, so that neither lives longer for it.
+The stand-in looks the original up when it is called and holds the trainer weakly, so that neither lives longer for it;
+but for a method that may be the last thing that is asked of a trainer, as in ``Trainer(args).train()``.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ class Seams:
         self._owner = weakref.ref(owner)
         self._replaced: dict[str, tuple[Any, Any]] = {}
 
-    def around(self, name: str, what: Around) -> bool:
+    def around(self, name: str, what: Around, *, keeps: bool = False) -> bool:
         """Calls of the method ``name`` go through ``what``, which is given a call of the original and returns what the
-        caller gets. False: there is no such method."""
+        caller gets; with ``keeps`` the owner lives until :meth:`undo`. False: there is no such method."""
         owner = self._owner()
         if owner is None or name in self._replaced:
             return False
         before = vars(owner).get(name)  # None: the class's
         method_of_class = getattr(type(owner), name, None)
-        held = self._owner
+        held: Callable[[], Any] = (lambda: owner) if keeps else self._owner
         if not callable(before or method_of_class):
             return False
 

@@ -120,7 +120,7 @@ class Session:
                 raise
 
         self._followed = Seams(trainer)
-        self._followed.around("train", around)
+        self._followed.around("train", around, keeps=True)
 
     # -- the run ----------------------------------------------------------------------------------------------------
 
