@@ -71,6 +71,11 @@ class StrongCallback(Hooks):
         self.mesh = trainer.mesh
 
 
+def several(one: Any) -> list[Any]:
+    """Optimizers and schedulers may be lists."""
+    return one if isinstance(one, list) else [one]
+
+
 class EnvironMeterCallback(Callback):
     """Replaces the trainer's two dicts of metrics in on_step_end; `training/lr` is the next step's."""
 
@@ -108,7 +113,7 @@ class EnvironMeterCallback(Callback):
         training = {
             "training/total_loss": loss,
             "training/grad_norm": grad_norm,
-            "training/lr": max(self.trainer.lr_scheduler.get_last_lr()),
+            "training/lr": max(lr for one in several(self.trainer.lr_scheduler) for lr in one.get_last_lr()),
             **{f"training/{name}": value for name, value in loss_dict.items()},
         }
         self.trainer.step_train_metrics = training
@@ -131,8 +136,7 @@ class LoggingCallback(Callback):
         self, state: TrainerState, loss: float, loss_dict: dict[str, float], grad_norm: float, **kwargs: Any
     ) -> None:
         trainer = self.trainer
-        optimizers = trainer.optimizer if isinstance(trainer.optimizer, list) else [trainer.optimizer]
-        for source in (trainer.model, *optimizers):
+        for source in (trainer.model, *several(trainer.optimizer)):
             ask = getattr(source, "get_logging_metrics", None)
             for name, value in (ask() if ask is not None else {}).items():
                 if name in trainer.step_env_metrics:
@@ -225,16 +229,15 @@ class CheckpointerCallback(Callback):
         trainer, rank = self.trainer, self.trainer.global_rank
         trainer.model.load_state_dict(load_weights(directory / f"_rank{rank}_.safetensors"))
         if self._cfg.restore_optimizer:
-            optimizers = trainer.optimizer if isinstance(trainer.optimizer, list) else [trainer.optimizer]
-            for optimizer, saved in zip(
-                optimizers, torch.load(directory / f"_rank{rank}_.bytes"), strict=True
-            ):
+            saves = torch.load(directory / f"_rank{rank}_.bytes")
+            for optimizer, saved in zip(several(trainer.optimizer), saves, strict=True):
                 optimizer.load_state_dict(saved)
         if self._cfg.restore_train_state:
             extra = torch.load(directory / "extra_state" / f"extra_state_rank_{rank}.pt", weights_only=False)
             state.global_step, state.epoch = extra["global_step"], extra["epoch"]
             trainer.start_step = state.global_step % trainer.train_steps
-            trainer.lr_scheduler.load_state_dict(extra["lr_scheduler"])
+            for scheduler, saved in zip(several(trainer.lr_scheduler), extra["lr_scheduler"], strict=True):
+                scheduler.load_state_dict(saved)
             torch.set_rng_state(extra["rng_state"]["torch_cpu"])
             random.setstate(extra["rng_state"]["python"])
             if self._cfg.restore_dataloader_state and extra["train_dataloader"] is not None:
@@ -286,16 +289,15 @@ class CheckpointerCallback(Callback):
         extra = {
             "global_step": state.global_step,
             "epoch": state.epoch,
-            "lr_scheduler": trainer.lr_scheduler.state_dict(),
+            "lr_scheduler": [scheduler.state_dict() for scheduler in several(trainer.lr_scheduler)],
             "train_dataloader": loader.state_dict() if hasattr(loader, "state_dict") else None,
             "rng_state": {"torch_cpu": torch.get_rng_state(), "python": random.getstate()},
         }
         torch.save(extra, directory / "extra_state" / f"extra_state_rank_{trainer.global_rank}.pt")
-        optimizers = trainer.optimizer if isinstance(trainer.optimizer, list) else [trainer.optimizer]
         staged = {
             "rank": trainer.global_rank,
             "model": copy.deepcopy(trainer.model.state_dict()),
-            "optimizer": copy.deepcopy([optimizer.state_dict() for optimizer in optimizers]),
+            "optimizer": copy.deepcopy([optimizer.state_dict() for optimizer in several(trainer.optimizer)]),
         }
         self._last_saved = self._written_step = state.global_step
         if force_sync or not self._cfg.is_async:

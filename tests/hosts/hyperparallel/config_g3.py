@@ -39,7 +39,7 @@ class Target:
 
 @dataclass
 class OptimizerConfig:
-    """`two`: a leaf for "embed", one for the rest, as a Muon + AdamW set-up makes two."""
+    """`two`: a leaf for "embed", one for the rest, as a Muon + AdamW set-up makes two; `listed`: not chained, a list."""
 
     lr: float = 1e-3
     betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
@@ -47,6 +47,7 @@ class OptimizerConfig:
     weight_decay: float = 0.0
     fp32_main_params: bool = False
     two: bool = False
+    listed: bool = False
 
 
 @dataclass
@@ -74,13 +75,17 @@ class TrainingConfig:
 
 @dataclass
 class DatasetConfig:
-    """The formulas' data (model.py): `micro_batches` an epoch and rank, each of `micro_batch_size` rows."""
+    """The formulas' data (model.py): `micro_batches` an epoch and rank, each of `micro_batch_size` rows.
+
+    With a `source`, TextTrainer reads all of a step's data before on_step_begin.
+    """
 
     seq_len: int = 6
     micro_batches: int = 4
     sized: Any = "len"
     seed: int = 0
     nan_loss: list[int] | None = None
+    source: str | None = None
 
 
 @dataclass

@@ -126,7 +126,10 @@ class ParallelConfig:
 
 @dataclass
 class ModelConfig:
+    """`moe`: "later", or "earlier" for the layer that has neither `enable_expert_bias` nor `last_aux_loss`."""
+
     name: str = "tiny_moe"
+    moe: str = "later"
 
 
 @dataclass

@@ -132,7 +132,10 @@ class CoreTrainer:
         if self.config.fsdp_config.wrap == "main_grad":
             for leaf in leaves:
                 self.model.lend(leaf)
-        self.lr_scheduler = LRSchedulersContainer([task.warm_up(settings, leaf) for leaf in leaves])
+        self.lr_scheduler: Any = LRSchedulersContainer([task.warm_up(settings, leaf) for leaf in leaves])
+        if self.config.optimizer.listed:
+            self.optimizer = [ChainedOptimizer({"adamw": leaf}) for leaf in leaves]
+            self.lr_scheduler = self.lr_scheduler.schedulers
 
     def _count_steps(self, grouped: bool) -> None:
         training = self.config.training
@@ -314,9 +317,11 @@ class TextLoop(MicroMeanTrainer):
 
     def train_step(self, data_iterator: Any) -> None:
         base, losses = self.base, defaultdict(float)
+        size = base.num_micro_batches
+        ahead = [base.get_batch(data_iterator) for _ in range(size if base.config.dataset.source else 0)]
         base.on_step_begin()
-        for index in range(base.num_micro_batches):
-            model_inputs, loss_inputs = base.get_batch(data_iterator)
+        for index in range(size):
+            model_inputs, loss_inputs = ahead[index] if ahead else base.get_batch(data_iterator)
             base.sync_for(index)
             count = self._count(model_inputs)
             if self.sends_micro_step_begin:

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as distributed
 from torch import nn
 
-from tests.hosts.hyperparallel import config_lm
+from tests.hosts.hyperparallel import config_lm, moe
 from tests.hosts.hyperparallel import model as task
 from tests.hosts.hyperparallel.clip import clip_grad_norm_, live_gradients
 from tests.hosts.hyperparallel.parallel import (
@@ -73,6 +73,8 @@ class LMTrainerCore:
         self._dp_group_info = GroupInfo("dp", world if dp > 1 else None, dp)
         self.mesh = DeviceMesh({"pp": parallel.pp, "dp": dp}, {"pp": world, "dp": world if dp > 1 else None})
         whole, self.optimizer, self.lr_scheduler = task.build(settings)
+        if args.model.moe == "earlier":
+            moe.earlier(whole.moe)
         self.model: nn.Module = whole
         self._pp_stage_modules: list[nn.Module] = []
         self.pp_schedule: Schedule | None = None

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import gc
 import math
+import re
 import threading
 import time
 import warnings
@@ -144,7 +145,45 @@ class HFExportCallback(Callback):
 
 
 class TrainingStateMonitorCallback(Callback):
-    """Of contract 10.1 only where it stands in the order; its output is not reproduced."""
+    """Contract 10.1: this rank's loss and the norm of its post-clip gradients, kept; nothing is written.
+
+    `last_local_loss` is the last micro-batch's, `last_device_local_loss` weighted by tokens over the step's.
+    """
+
+    def __init__(self, trainer: BaseTrainer) -> None:
+        super().__init__(trainer)
+        self._cfg = getattr(trainer.args.train, "monitor", None) or getattr(trainer.args, "monitor", None)
+        self.last_local_loss: float | None = None
+        self.last_device_local_loss: float | None = None
+        self.last_local_grad_norm: float | None = None
+        self._step, self._sum, self._tokens = -1, 0.0, 0
+
+    def _off(self) -> bool:
+        return self._cfg is None or not self._cfg.monitor_on
+
+    def on_substep_end(self, state: TrainerState, **kwargs: Any) -> None:
+        if self._off():
+            return
+        if state.global_step != self._step:
+            self._step, self._sum, self._tokens = state.global_step, 0.0, 0
+        loss, tokens = state.substep_info["raw_loss"], state.substep_info["micro_tokens"]
+        self._sum, self._tokens = self._sum + loss * tokens, self._tokens + tokens
+        self.last_local_loss, self.last_device_local_loss = loss, self._sum / max(1, self._tokens)
+
+    def on_pre_optimizer_step(
+        self, state: TrainerState, *, grad_norm: float | None = None, **kwargs: Any
+    ) -> None:
+        if self._off():
+            return
+        patterns = self._cfg.target or [""]
+        squares = 0.0
+        for name, parameter in self.trainer.model.named_parameters():
+            matches = any(re.search(pattern, name) for pattern in patterns)
+            if matches is not bool(self._cfg.invert) and parameter.grad is not None:
+                gradient = parameter.grad
+                local = gradient.to_local() if hasattr(gradient, "to_local") else gradient
+                squares += float(local.double().square().sum())
+        self.last_local_grad_norm = math.sqrt(squares)
 
 
 class CheckpointCallback(Callback):

@@ -8,7 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.hosts.hyperparallel.callbacks_g3 import HOOKS, Callback, CheckpointerCallback, TrainerState
+from tests.hosts.hyperparallel.callbacks_g3 import (
+    HOOKS,
+    Callback,
+    CheckpointerCallback,
+    TrainerState,
+    several,
+)
 from tests.hosts.hyperparallel.core_g3 import CoreTrainer, TextLoop, VLMLoop
 
 __all__ = [
@@ -30,13 +36,11 @@ class BaseTrainer(CoreTrainer):
         return self._clip() if self.config.training.max_grad_norm > 0 else 0.0
 
     def step_optimizers_and_schedulers(self) -> None:
-        optimizers = self.optimizer if isinstance(self.optimizer, list) else [self.optimizer]
-        for optimizer in optimizers:
+        for optimizer in several(self.optimizer):
             optimizer.step()
-        for optimizer in optimizers:
+        for optimizer in several(self.optimizer):
             optimizer.zero_grad()
-        schedulers = self.lr_scheduler if isinstance(self.lr_scheduler, list) else [self.lr_scheduler]
-        for scheduler in schedulers:
+        for scheduler in several(self.lr_scheduler):
             scheduler.step()
 
     def update(self) -> float:

@@ -15,7 +15,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-# Hook -> keywords that it is sent, beside state or context. "*" marks positional ones.
+# Hook -> keywords that it is sent, beside state or context; "*" marks positional ones.
 G1 = {
     **dict.fromkeys(("on_init_end", "on_train_begin", "on_train_end", "on_epoch_begin", "on_epoch_end"), ()),
     **dict.fromkeys(("on_step_begin", "on_substep_end"), ()),

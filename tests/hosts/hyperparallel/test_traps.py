@@ -173,6 +173,63 @@ def test_g3_a_chain_of_two_has_no_optimizer() -> None:
     assert len(base.lr_scheduler.get_last_lr()) == len(base.optimizer.chained_optimizers) == 2
 
 
+def test_g3_optimizers_may_be_a_list() -> None:
+    config = g3_config(max_steps=1, two_optimizers=True)
+    config.optimizer.listed = True
+    trainer = fake_g3.TextTrainer(config)
+    assert isinstance(trainer.base.optimizer, list) and isinstance(trainer.base.lr_scheduler, list)
+    before = [p.detach().clone() for p in trainer.base.model.parameters()]
+    trainer.train()
+    assert all(not torch.equal(a, b) for a, b in zip(before, trainer.base.model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("source", [None, "somewhere"])
+def test_g3_with_a_source_reads_before_the_step(source: str | None) -> None:
+    config = g3_config(max_steps=1, loader_len=1, loader_says=None)  # half a step's data
+    config.dataset.source = source
+    trainer = fake_g3.TextTrainer(config)
+    callback = listener(fake_g3.Callback, fake_g3.HOOKS, trainer.base)
+    trainer.base._callbacks.append(callback)
+    trainer.train()
+    begun = [] if source else ["on_step_begin", "on_micro_step_begin"]
+    assert callback.seen == ["on_train_begin", "on_epoch_begin", *begun, "on_epoch_end", "on_train_end"]
+
+
+def test_earlier_expert_layer_is_invisible_to_the_monitor() -> None:
+    args = lm_args(max_steps=2)
+    args.model.moe = "earlier"
+    trainer = fake_g1.LLMTrainer(args)
+    trainer.train()
+    assert (
+        int(trainer.base.model.moe.tokens_per_expert.sum()) == 2 * 2 * 2 * 2 * 6
+    )  # steps, micro-batches, ...
+    assert trainer.base.moe_monitor_callback.last_mean_aux_loss is None
+
+
+@pytest.mark.parametrize("target", [None, ["^head", "bias$"], [".*"]])
+def test_g1_training_state_monitor(target: list[str] | None) -> None:
+    args = lm_args(max_steps=1)
+    args.train.monitor = config_lm.MonitorConfig(monitor_on=True, target=target, invert=target == [".*"])
+    trainer = fake_g1.LLMTrainer(args)
+    norms: list[float] = []
+
+    class Norm(fake_g1.Callback):
+        def on_pre_optimizer_step(self, state: Any, *, grad_norm: Any = None, **kwargs: Any) -> None:
+            chosen = [
+                p.grad
+                for name, p in self.trainer.model.named_parameters()
+                if target is None or (target != [".*"] and (name.startswith("head") or name.endswith("bias")))
+            ]
+            norms.append(float(sum(float(g.double().square().sum()) for g in chosen)) ** 0.5)
+
+    trainer.base.add_callback(Norm(trainer.base))
+    trainer.train()
+    monitor = trainer.base.training_state_monitor_callback
+    assert monitor.last_local_grad_norm == pytest.approx(norms[0], abs=0.0, rel=1e-6)
+    assert monitor.last_local_loss == trainer.base.state.substep_info["raw_loss"]
+    assert monitor.last_device_local_loss == pytest.approx(3.302290678, rel=1e-6)  # one rank: the step's loss
+
+
 def test_g3_metric_door() -> None:
     trainer = fake_g3.TextTrainer(g3_config(max_steps=1))
     trainer.base.model.get_logging_metrics = lambda: {"mine": torch.tensor(2.0)}
