@@ -127,7 +127,7 @@ pythons: build ## kernel, config, engine and health tests on every other Python 
 	    [ -x $$venv/bin/python ] || $$python -m venv $$venv
 	    $$venv/bin/python -m pip install -q -r <($(PY) scripts/build-requires.py)
 	    $$venv/bin/python -m pip install -q --no-build-isolation -e '.[test]'
-	    $$venv/bin/python -m pytest $(PYTEST_ARGS) $(CORE_TESTS)
+	    $$venv/bin/python -m pytest $(PYTEST_ARGS) $(CORE_TESTS) tests/launch/test_script.py
 	done
 
 # The clients bring much along, so they have an environment of their own; trainmon is taken from here.

@@ -133,8 +133,10 @@ def test_two_files_with_entries(folder: Path) -> None:
         done.returncode == 2
         and "b.yaml:4:5: a second entry (the first is cfg.yaml:4:5); keep one" in done.stderr
     )
-    done = launch(folder, "--", "train.py", "cfg.yaml", "cfg.yaml")
-    assert done.returncode == 0 and done.stdout.count(".cfg.trainmon-") == 2
+    (folder / "b.yaml").unlink()
+    (folder / "b.yaml").symlink_to("cfg.yaml")
+    done = launch(folder, "--", "train.py", "cfg.yaml", "--again=./cfg.yaml", "b.yaml")
+    assert done.returncode == 0 and done.stdout.count(".cfg.trainmon-") == 3
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,9 @@ With several processes: torchrun ... -m trainmon.launch -- [--monitor FILE] SCRI
 """
 
 _SUFFIXES = (".yaml", ".yml", ".json")
+# As launchers set them: torchrun, msrun, mpirun, srun.
+_RANK = ("RANK", "RANK_ID", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
+_LOCAL_RANK = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +47,7 @@ class _Command:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A file with our entry: the file, the entry, and the arguments that name it."""
+    """A file with our entry."""
 
     path: str
     entry: Entry
@@ -67,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         config, command = _prepare(command)
     except ConfigError as error:
-        if os.environ.get("LOCAL_RANK", "0") == "0":
+        if _first(_LOCAL_RANK):
             print(f"trainmon launch: {error}", file=sys.stderr)
         return 2
     trainers = Trainers(HOSTS, config, _say)
@@ -127,7 +130,8 @@ def _prepare(command: _Command) -> tuple[Source, _Command]:
     absent = missing(command.script, command.module)
     if absent is not None:
         problems.append(Problem(Place(), "", absent))
-    names = [name for name in dict.fromkeys(map(_file_in, command.arguments)) if name]
+    paths = {os.path.realpath(name): name for name in map(_file_in, reversed(command.arguments)) if name}
+    names = list(reversed(paths.values()))
     found: list[_Found] = []
     hints: list[str] = []
     for name in names:
@@ -190,18 +194,25 @@ def _hand_over(found: _Found, source: Source, command: _Command) -> tuple[Source
     if warning:
         _say(warning)
     _say(f"{entry.place} configures the monitor; the script is given {copy}")
-    arguments = [
-        argument[: len(argument) - len(found.path)] + copy if _file_in(argument) == found.path else argument
-        for argument in command.arguments
-    ]
+    arguments = []
+    for argument in command.arguments:
+        name = _file_in(argument)
+        if name is not None and os.path.realpath(name) == os.path.realpath(found.path):
+            argument = argument[: len(argument) - len(name)] + copy
+        arguments.append(argument)
     return source, replace(command, arguments=tuple(arguments))
 
 
 # ---- what is said ----
 
 
+def _first(names: Sequence[str]) -> bool:
+    """Whether this process is the first one, or the only one."""
+    return next((os.environ[name] for name in names if name in os.environ), "0") == "0"
+
+
 def _say(text: str) -> None:
-    if os.environ.get("RANK", "0") == "0":
+    if _first(_RANK):
         print(f"trainmon launch: {text}", file=sys.stderr, flush=True)
 
 

@@ -150,7 +150,7 @@ def _keep(path: str, file: int, wrote: bool, locked: bool) -> None:
     """Holds the lock to the end of the process."""
     os.set_inheritable(file, True)  # a script that starts itself anew (os.exec) goes on using the copy
     atexit.register(_release, os.path.abspath(path), file, os.getpid(), locked)
-    if wrote and locked:
+    if wrote and locked and sys.executable:
         command = [
             sys.executable,
             "-I",
