@@ -84,6 +84,7 @@ def history(seed: int, steps: int) -> Any:
     return values
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("rule", "log"),
     [
@@ -326,6 +327,7 @@ def test_the_state_is_a_copy_and_survives_a_file(tmp_path: Any) -> None:
     assert kept.ndim == 1
 
 
+@pytest.mark.soak
 def test_damaged_states_are_refused() -> None:
     bank = DetectorBank(["mad", "cusum", "linearity", "kill_loss_spike"], 3)
     bank.update(np.random.default_rng(0).normal(5, 1, (150, 3)))

@@ -101,6 +101,7 @@ def partitions(shape: tuple[int, ...], cuts: list[list[int]]) -> Iterator[tuple[
         yield tuple(span[i] for span, i in zip(spans, index, strict=True))
 
 
+@pytest.mark.soak
 @settings(max_examples=size(60, 2000), deadline=None, derandomize=True)
 @given(
     st.lists(st.integers(1, 9), min_size=1, max_size=4),

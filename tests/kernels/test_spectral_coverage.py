@@ -157,6 +157,7 @@ def drifting(spectrum: str, steps: int, change: float) -> Iterator[np.ndarray[An
         base += change * np.linalg.norm(base) / np.linalg.norm(noise) * noise
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("spectrum", WARM_READS)
 def test_passes_when_warm(spectrum: str) -> None:
     state, passes = None, []
@@ -167,6 +168,7 @@ def test_passes_when_warm(spectrum: str) -> None:
     assert np.mean(passes[1:]) <= WARM_READS[spectrum], passes
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("change", [0.002, 0.02])
 @pytest.mark.parametrize("spectrum", WARM_READS)
 def test_two_warm_reads_are_right_to_a_thousandth(spectrum: str, change: float) -> None:
