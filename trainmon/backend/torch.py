@@ -69,7 +69,7 @@ class TorchBackend:
             return Lazy((), lambda: np.zeros((0, 2)))
         with torch.no_grad():
             squares, finish = self._square_sums(tensors)
-            below = torch.stack([self._number((t < 0).sum()) for t in tensors]) if negatives else None
+            below = torch.stack([self._number(_negative(t)) for t in tensors]) if negatives else None
 
         def table(squares_read: Floats, below_read: Floats | None = None) -> Floats:
             none = np.full(len(tensors), np.nan)
@@ -105,8 +105,8 @@ class TorchBackend:
         wide = torch.float64 if self.float64 else torch.float32
         table = torch.zeros((len(formats), 2), dtype=wide, device=self.device)
         with torch.no_grad():
-            for tensor in tensors:
-                size = tensor.detach().abs()
+            for piece in (piece for tensor in tensors for piece in _pieces(tensor.detach())):
+                size = piece.abs()
                 nonzero = ((size > 0) & size.isfinite()).sum()
                 for row, name in enumerate(formats):
                     table[row, 0] += ((size > 0) & (size <= _FLUSH[name])).sum()
@@ -147,10 +147,13 @@ class TorchBackend:
         self, tensors: Sequence[torch.Tensor], copies: Sequence[torch.Tensor], update: bool = False
     ) -> Lazy:
         counts = np.array([tensor.numel() for tensor in tensors], np.float64)
+        pieces = [_pieces(tensor) for tensor in tensors]
+        starts = _starts(pieces)
+        halves = [piece for some in pieces for piece in some], [p for copy in copies for p in _pieces(copy)]
         handles: list[torch.Tensor] = []
         finishes: list[Any] = []
         with torch.no_grad():
-            for now, before in _batches(tensors, copies):
+            for now, before in _batches(*halves):
                 wide = [_widened(tensor) for tensor in before]
                 moved = torch._foreach_sub([_widened(tensor) for tensor in now], wide)
                 for squares, finish in (self._square_sums(moved), self._square_sums(wide)):
@@ -167,24 +170,49 @@ class TorchBackend:
                 for column in (0, 1):
                     columns[column].append(finishes[2 * batch + column](read[3 * batch + column]))
                 columns[2].append(read[3 * batch + 2])
-            return np.stack([*(np.concatenate(column) for column in columns), counts], axis=1)
+            sums = [np.concatenate(column) for column in columns]
+            return np.stack(
+                [*(np.add.reduceat(one, starts) if len(one) else one for one in sums), counts], axis=1
+            )
 
         return Lazy(tuple(handles), table)
 
     def adam_squares(self, steps: Sequence[AdamStep], weights: Sequence[torch.Tensor]) -> Lazy:
-        moves = []
+        moves: list[torch.Tensor] = []
+        owners: list[int] = []
+        handles: list[torch.Tensor] = []
+        finishes: list[Any] = []
+
+        def flush() -> None:
+            squares, finish = self._square_sums(moves)
+            handles.append(squares)
+            finishes.append(finish)
+            moves.clear()
+
         with torch.no_grad():
-            for step, weight in zip(steps, weights, strict=True):
+            for row, (step, weight) in enumerate(zip(steps, weights, strict=True)):
                 updates = step.step
                 if not isinstance(updates, torch.Tensor) or updates.device.type == "cpu":
                     updates = float(updates)  # 1 - 0.999 in float32 has lost three digits
                 elif self.float64:
                     updates = updates.double()
                 one, two = (1 - beta**updates for beta in step.betas)
-                move = (step.mean / one) / ((step.square / two).sqrt() + step.eps)
-                moves.append(_widened(move.add_(weight, alpha=step.decay).mul_(step.lr)))
-        squares = self.squares(moves)
-        return Lazy(squares.handles, lambda *read: squares.finish(*read)[:, 0])
+                for mean, square, before in zip(*map(_pieces, (step.mean, step.square, weight)), strict=True):
+                    if moves and sum(move.numel() for move in moves) + mean.numel() > _BATCH:
+                        flush()
+                    move = (mean / one).div_((square / two).sqrt_().add_(step.eps))
+                    moves.append(_widened(move.add_(before, alpha=step.decay).mul_(step.lr)))
+                    owners.append(row)
+            if moves:
+                flush()
+
+        def table(*read: Floats) -> Floats:
+            values = [finish(one) for finish, one in zip(finishes, read, strict=True)]
+            sums = np.zeros(len(steps))
+            np.add.at(sums, np.array(owners, np.int64), np.concatenate([np.zeros(0), *values]))
+            return sums
+
+        return Lazy(tuple(handles), table)
 
     def spectra(
         self,
@@ -293,11 +321,11 @@ class TorchBackend:
     def _square_sums(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Any]:
         """One device vector, and how its values become a float64 sum of squares per tensor."""
         if self.float64:
-            norms = torch._foreach_norm(list(tensors), 2, dtype=torch.float64)
-            return torch.stack([self._number(norm) for norm in norms]), np.square
-        chunks = [list(torch.split(tensor.reshape(-1), _CHUNK)) for tensor in tensors]
-        norms = torch._foreach_norm([chunk for pieces in chunks for chunk in pieces], 2, dtype=torch.float32)
-        starts = np.cumsum([0, *(len(pieces) for pieces in chunks[:-1])])
+            chunks, wide = [_pieces(tensor) for tensor in tensors], torch.float64
+        else:
+            chunks, wide = [_short_pieces(tensor) for tensor in tensors], torch.float32
+        norms = torch._foreach_norm([chunk for pieces in chunks for chunk in pieces], 2, dtype=wide)
+        starts = _starts(chunks)
         return torch.stack([self._number(x) for x in norms]), lambda v: np.add.reduceat(np.square(v), starts)
 
     def _number(self, value: torch.Tensor) -> torch.Tensor:
@@ -307,15 +335,46 @@ class TorchBackend:
     def _counts(tensor: torch.Tensor) -> torch.Tensor:
         if not tensor.is_floating_point():
             return torch.zeros(3, device=tensor.device)
-        return torch.stack([tensor.isnan().sum(), tensor.isposinf().sum(), tensor.isneginf().sum()])
+        counts = [
+            torch.stack([piece.isnan().sum(), piece.isposinf().sum(), piece.isneginf().sum()])
+            for piece in _pieces(tensor)
+        ]
+        return counts[0] if len(counts) == 1 else torch.stack(counts).sum(0)
 
 
-#: Elements of a batch: what a difference needs for a moment, in float32, is at most 64 MiB beside a single tensor's own.
-_BATCH = 1 << 24
+#: Elements that temporaries have at a time: 16 MiB in float32, and never more than three such at once.
+_BATCH = 1 << 22
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 Tensors = Sequence[torch.Tensor]
+
+
+def _pieces(tensor: torch.Tensor, most: int | None = None) -> list[torch.Tensor]:
+    """The tensor in views of so many elements, itself where it has no more; tensors of one shape are cut alike."""
+    count, most = tensor.numel(), _BATCH if most is None else most
+    if count <= most:
+        return [tensor]
+    longest = max(range(tensor.ndim), key=lambda axis: tensor.shape[axis])
+    return [piece for part in tensor.chunk(-(-count // most), longest) for piece in _pieces(part, most)]
+
+
+def _short_pieces(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Views that are summed in float32."""
+    if tensor.is_contiguous():
+        return list(torch.split(tensor.reshape(-1), _CHUNK))
+    return _pieces(tensor, _CHUNK)
+
+
+def _starts(pieces: Sequence[Sequence[torch.Tensor]]) -> Any:
+    """Where each tensor's pieces begin among all."""
+    return np.cumsum([0, *(len(some) for some in pieces[:-1])])
+
+
+def _negative(tensor: torch.Tensor) -> torch.Tensor:
+    """How many elements are below zero."""
+    counts = [(piece < 0).sum() for piece in _pieces(tensor)]
+    return counts[0] if len(counts) == 1 else torch.stack(counts).sum()
 
 
 def _batches(tensors: Tensors, copies: Tensors) -> Iterator[tuple[Tensors, Tensors]]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 
 __all__ = ["product_sums", "rows_given", "score_sums"]
 
-#: Scores that are in memory at a time.
-_SCORES = 1 << 24
+#: Scores that are in memory at a time: 16 MiB, and what becomes of them.
+_SCORES = 1 << 22
 
 
 def _mask_allows(mask: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
@@ -45,12 +46,11 @@ def product_sums(
     keys_read = k.reshape(lead, key_heads, 1, keys, k.shape[-1])
     allowed = allowed.reshape(-1, allowed.shape[-3], len(rows), keys)
     total: torch.Tensor | None = None
-    piece = max(1, _SCORES // max(1, heads * len(rows) * keys))
-    for start in range(0, lead, piece):
-        some = slice(start, start + piece)
-        scores = queries_read[some].float() @ keys_read[some].float().mT * scale
-        scores = scores.reshape(-1, heads, len(rows), keys)
-        sums = _row_sums(scores, allowed[some] if allowed.shape[0] > 1 else allowed, wide)
+    for some, places in _portions(lead, len(rows), heads * keys):
+        scores = queries_read[some][..., places, :].float() @ keys_read[some].float().mT
+        scores = scores.mul_(scale).reshape(-1, heads, scores.shape[-2], keys)
+        seen = (allowed[some] if allowed.shape[0] > 1 else allowed)[..., places, :]
+        sums = _row_sums(scores, seen, wide)
         total = sums if total is None else _merge(total, sums)
     if total is None:
         total = torch.zeros((13, heads), dtype=wide, device=q.device)
@@ -61,25 +61,41 @@ def product_sums(
 
 def score_sums(scores: torch.Tensor, rows: torch.Tensor, wide: torch.dtype) -> torch.Tensor:
     """As :func:`product_sums`, of scores [..., heads, queries, keys] as softmax takes them."""
-    some = scores.index_select(-2, rows)
-    some = some.reshape(-1, *some.shape[-3:])
-    total = _row_sums(some.float(), some > _least(some), wide, unless_nan=some.isnan())
+    total: torch.Tensor | None = None
+    flat = scores.reshape(-1, *scores.shape[-3:])
+    for some, places in _portions(len(flat), len(rows), scores.shape[-3] * scores.shape[-1]):
+        part = flat[some].index_select(-2, rows[places])
+        sums = _row_sums(part.float(), part > _least(part), wide, unless_nan=part.isnan())
+        total = sums if total is None else _merge(total, sums)
+    if total is None:
+        total = torch.zeros((13, scores.shape[-3]), dtype=wide, device=scores.device)
+        total[0] = -math.inf
     total[-1] = math.prod(scores.shape[:-3]) * scores.shape[-2]
     return total
+
+
+def _portions(lead: int, rows: int, width: int) -> Iterator[tuple[slice, slice]]:
+    """Some of the leading places at a time, or of one some rows, so that scores of ``width`` a row fit."""
+    fit = max(1, _SCORES // max(1, width))
+    together, at_once = max(1, fit // max(1, rows)), min(max(1, rows), fit)
+    for start in range(0, lead, together):
+        for row in range(0, rows, at_once):
+            yield slice(start, start + together), slice(row, row + at_once)
 
 
 def _row_sums(
     scores: torch.Tensor, allowed: torch.Tensor, wide: torch.dtype, unless_nan: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """``[13, heads]`` of float32 scores [n, heads, rows, keys]; all rows read are all that there are."""
+    """``[13, heads]`` of float32 scores [n, heads, rows, keys], which are overwritten; all rows are read."""
     if unless_nan is not None:
         allowed = allowed | unless_nan  # a NaN compares as masked, and must be seen
     n = allowed.expand_as(scores).sum(-1)
-    masked = scores.masked_fill(~allowed, -math.inf)
+    hidden = ~allowed
+    z = scores.masked_fill(hidden, 0.0).sum(-1, dtype=wide)
+    masked = scores.masked_fill_(hidden, -math.inf)
     m = masked.amax(-1)
-    exponentials = torch.exp((masked - m.masked_fill(m == -math.inf, 0.0)[..., None]).to(wide))
-    z = scores.masked_fill(~allowed, 0.0).sum(-1, dtype=wide)
-    return _columns(m.to(wide), exponentials.sum(-1), n, z)
+    exponentials = masked.sub_(m.masked_fill(m == -math.inf, 0.0)[..., None]).exp_()
+    return _columns(m.to(wide), exponentials.sum(-1, dtype=wide), n, z)
 
 
 def rows_given(row_max: torch.Tensor, row_sum: torch.Tensor, wide: torch.dtype) -> torch.Tensor:
