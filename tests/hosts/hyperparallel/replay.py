@@ -151,8 +151,8 @@ class Player:
             outer = getattr(fake, self.trace["trainer"])(config_g3.from_settings(settings, output))
             self.recording.trainer = getattr(outer, "base", outer)
         elif self.generation == "G1":
-            outer = fake.LLMTrainer(config_lm.from_settings(settings, output))
-            self.recording.trainer = outer.base
+            outer = getattr(fake, self.trace["trainer"])(config_lm.from_settings(settings, output))
+            self.recording.trainer = getattr(outer, "base", outer)
         else:
             outer = self._build_g2(config_lm.from_settings(settings, output))
         trainer = self.recording.trainer
@@ -176,7 +176,8 @@ class Player:
 
         original, fake_g2.BaseTrainer = fake_g2.BaseTrainer, Watched
         try:
-            return fake_g2.LLMTrainer(args, callbacks=[self.callback(name) for name in self.run["callbacks"]])
+            made = getattr(fake_g2, self.trace["trainer"])
+            return made(args, callbacks=[self.callback(name) for name in self.run["callbacks"]])
         finally:
             fake_g2.BaseTrainer = original
 

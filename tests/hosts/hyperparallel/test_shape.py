@@ -68,7 +68,9 @@ CONTROL = (
 
 
 def real_package() -> bool:
-    return importlib.util.find_spec("hyper_parallel") is not None
+    """Installed, and not one of the packages beside this file."""
+    spec = importlib.util.find_spec("hyper_parallel")
+    return spec is not None and str(Path(__file__).parent) not in str(spec.origin)
 
 
 def forget() -> None:
