@@ -112,6 +112,7 @@ class TrainMonitor:
 
     Args:
         config: path of a YAML or JSON file, a mapping, a :class:`~trainmon.config.TrainMonitorConfig`, or None.
+        under: configuration keys that hold where neither ``config`` nor ``overrides`` say otherwise.
         bridge: an object with ``log(dict, step)`` that is handed each step's numbers; on ranks that write.
         **overrides: top-level keys; they beat the file.
 
@@ -124,9 +125,17 @@ class TrainMonitor:
         ConfigError: the configuration is wrong; all problems at once, before anything has begun.
     """
 
-    def __init__(self, config: Any = None, *, bridge: Any = None, **overrides: Any) -> None:
-        self.config: TrainMonitorConfig = load_config(config, **overrides)
-        self._reload = Reload(ConfigWatch(config, overrides, self.config))
+    def __init__(
+        self,
+        config: Any = None,
+        under: Mapping[str, Any] | None = None,
+        /,
+        *,
+        bridge: Any = None,
+        **overrides: Any,
+    ) -> None:
+        self.config: TrainMonitorConfig = load_config(config, under, **overrides)
+        self._reload = Reload(ConfigWatch(config, overrides, self.config, under))
         self._host: Host | None = None
         self.overhead_ns = 0
         self.step = 0
@@ -146,6 +155,7 @@ class TrainMonitor:
         self._summary = Summary()
         self._overhead_marked = 0
         self._step_began: float | None = None
+        self._step_open = False
         self._said: set[str] = set()
         self._closed = False
         self._pid = os.getpid()
@@ -469,15 +479,21 @@ class TrainMonitor:
     # -- steps ------------------------------------------------------------------------------------------------------
 
     def _begin_step(self, event: StepBegin) -> None:
-        self.step, self._step_began = event.step, event.time
+        again = (
+            self._step_open and event.step == self.step
+        )  # begun in vain before, by a host whose data ended
+        self.step, self._step_began, self._step_open = event.step, event.time, True
         self._voice.step = event.step
         agreed = self._reload.take()
         if agreed is not None:
             self._adopt(agreed)
+        if again and agreed is None:
+            return
         for slot in self._slots:
             slot.arm(event.step)
 
     def _end_step(self, event: StepEnd) -> None:
+        self._step_open = False
         self._publish_report()
         self._collect()
         samples: list[tuple[Slot, Sample]] = []

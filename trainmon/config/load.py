@@ -46,7 +46,9 @@ Source = (
 _originals: dict[str, str] = {}
 
 
-def load_config(source: Source = None, /, **overrides: Any) -> TrainMonitorConfig:
+def load_config(
+    source: Source = None, under: Mapping[str, Any] | None = None, /, **overrides: Any
+) -> TrainMonitorConfig:
     """The configuration of a TrainMonitor.
 
     Args:
@@ -54,6 +56,7 @@ def load_config(source: Source = None, /, **overrides: Any) -> TrainMonitorConfi
             or mapping, the entry `type: TrainMonitor` under `callbacks:` is the configuration; else what stands
             under `trainmon:`; else the whole. It may name another file by `config:`, relative to its own. Of a
             tuple of paths, later files are joined key by key over earlier ones.
+        under: what holds where neither says otherwise: a host's own settings.
         **overrides: top-level keys; a mapping is joined key by key with the section of that name.
 
     Raises:
@@ -66,6 +69,8 @@ def load_config(source: Source = None, /, **overrides: Any) -> TrainMonitorConfi
     for inline in _inline(source):
         named = _named_file(inline, Value({}) if layers else code)
         layers += [inline] if named is None else [named, inline]
+    if under:
+        layers.insert(0, from_python(under))
     return bind(TrainMonitorConfig, *[_without(layer, "config") for layer in (*layers, code)])
 
 

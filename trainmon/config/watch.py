@@ -20,14 +20,21 @@ class ConfigWatch:
     """Looks at the files of a configuration; a look costs a system call a file.
 
     Args:
-        source, overrides: as `load_config` takes them.
+        source, overrides, under: as `load_config` takes them.
 
     Attributes:
         ignored: top-level keys that the change seen by the last look touched and that a running run can't change.
     """
 
-    def __init__(self, source: Source, overrides: Mapping[str, Any], config: TrainMonitorConfig) -> None:
+    def __init__(
+        self,
+        source: Source,
+        overrides: Mapping[str, Any],
+        config: TrainMonitorConfig,
+        under: Mapping[str, Any] | None = None,
+    ) -> None:
         self._source, self._overrides, self._config = source, dict(overrides), config
+        self._under = under
         self._files = files_of(source, self._overrides)
         self._seen = self._stamps()
         self.ignored: tuple[str, ...] = ()
@@ -46,7 +53,7 @@ class ConfigWatch:
             return None  # editors write a new file and rename it: for a moment there is none
         self._seen = stamps
         try:
-            new = load_config(self._source, **self._overrides)
+            new = load_config(self._source, self._under, **self._overrides)
         finally:
             self._files = files_of(self._source, self._overrides) or self._files
         self.ignored = tuple(name for name in FIXED if getattr(new, name) != getattr(self._config, name))

@@ -218,6 +218,20 @@ def test_gradients_of_a_step_that_was_left_add_up_and_its_loss_does_not(tmp_path
 
 
 @pytest.mark.parametrize("name", NEW)
+def test_a_step_that_is_begun_twice_is_one_to_every_section(tmp_path: Path, name: str) -> None:
+    """At the end of an epoch a step begins in vain; in the third generation's text trainer after a micro-batch."""
+    data = {"loader_len": 5, "loader_says": 6} if name == "g3_text" else {}
+    trainer = build(name, settings_of(name, max_steps=6, epochs=3, **data), tmp_path)
+    trainmon.attach_hyperparallel(trainer, config(tmp_path, loss={"every": 4}, gradients={"every": 2}))
+    train(trainer)
+    records = steps_of(tmp_path)
+    last = len(records)
+    assert last >= 4
+    assert [r["step"] for r in records if "loss/global" in r] == [n for n in (1, 4) if n <= last]
+    assert [r["step"] for r in records if "grad/norm" in r] == [n for n in (1, 2, 4, 6) if n <= last]
+
+
+@pytest.mark.parametrize("name", NEW)
 def test_a_resumed_run_goes_on_with_the_step(tmp_path: Path, name: str) -> None:
     whole = settings_of(name, save_steps=2, max_steps=4)
     trainer = build(name, {**whole, "max_steps": 2}, tmp_path)

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from trainmon.adapters.hyperparallel import g1, g2, g3
 from trainmon.adapters.hyperparallel.detect import callbacks_of, find_trainer, itself
 from trainmon.adapters.hyperparallel.session import ACTIONS, Session
+from trainmon.adapters.hyperparallel.settings import HostSettings, settings_of
 from trainmon.events import TrainBegin
 from trainmon.monitor import TrainMonitor
 from trainmon.supervision import check_health
@@ -28,6 +29,7 @@ def attach_hyperparallel(
     config: Any = None,
     *,
     backend: Literal["auto", "host", "torch"] = "auto",
+    host_settings: bool = True,
     **overrides: Any,
 ) -> Session:
     """Starts watching a HyperParallel trainer; call it on all ranks, after the trainer was built and before ``train()``.
@@ -38,6 +40,8 @@ def attach_hyperparallel(
         trainer: LLMTrainer, VLTrainer, TextTrainer, VLMTrainer, or the BaseTrainer in one.
         config: path of a YAML or JSON file (with ``callbacks:``, or trainmon's own), a mapping, or None for the defaults.
         backend: as of :func:`trainmon.attach`.
+        host_settings: follow the host's own sections (monitor, logging, tensorboard, wandb, moe_monitor, debug) where the
+            configuration says nothing.
         **overrides: top-level configuration keys.
 
     Raises:
@@ -50,10 +54,11 @@ def attach_hyperparallel(
         raise RuntimeError(
             "this trainer is watched already: detach() what attach_hyperparallel returned first"
         )
-    monitor = TrainMonitor(config, **overrides)
+    settings = settings_of(inner) if host_settings else HostSettings()
+    monitor = TrainMonitor(config, settings.config, **overrides)
     if monitor.config.health is not None:
         check_health(monitor.config.health, TrainBegin(actions=ACTIONS, host=f"hyperparallel_{generation}"))
-    session = Session(inner, generation, monitor, backend)
+    session = Session(inner, generation, monitor, backend, settings)
     kind, base, hooks = _KINDS[generation]
     callback = _subclass(kind, _base_class(inner, generation, base), hooks)(session)
     session.hangs(callback, _hang(inner, generation, callback))

@@ -16,9 +16,10 @@ from typing import Any, Literal, TypeVar
 
 from trainmon.adapters.hyperparallel.places import chunk_names, layout_of, model_of
 from trainmon.adapters.hyperparallel.seams import Seams
+from trainmon.adapters.hyperparallel.settings import HostSettings
 from trainmon.adapters.torch_parts.watch import Watch, all_ranks, backend_for
 from trainmon.backend import Backend
-from trainmon.backend.determinism import reproduction
+from trainmon.backend.determinism import deterministic, reproduction
 from trainmon.events import (
     ENGINE_ACTIONS,
     Action,
@@ -73,9 +74,15 @@ class Session:
     """
 
     def __init__(
-        self, trainer: Any, generation: str, monitor: TrainMonitor, backend: Literal["auto", "host", "torch"]
+        self,
+        trainer: Any,
+        generation: str,
+        monitor: TrainMonitor,
+        backend: Literal["auto", "host", "torch"],
+        settings: HostSettings,
     ) -> None:
         self.monitor, self.generation = monitor, generation
+        self._settings = settings
         self.callback: Any = None
         self.seams = Seams(trainer)
         self._trainer = weakref.ref(trainer)
@@ -87,7 +94,7 @@ class Session:
         self._done = 0  # the last step that has ended
         self._running = False
         self._mark: float | None = None  # when it ended
-        self._asked = self._skip = False
+        self._asked = self._skip = self._left = False
         self._micro_seen = 0
         self._layout = Layout()
         self._thread = threading.get_ident()
@@ -133,6 +140,8 @@ class Session:
         config = self.monitor.config
         group = all_ranks(60.0 if config.health is None else config.health.timeout)
         self._layout = layout_of(self.trainer, group)
+        if self._settings.deterministic:
+            deterministic(frameworks=("torch",), warn_only=self._settings.deterministic == "warn")
         begin = TrainBegin(
             layout=self._layout,
             resumed_step=done,
@@ -143,6 +152,7 @@ class Session:
         )
         self._thread = threading.get_ident()
         self.watch.begin(begin, self._backend, group)
+        self._say_settings()
         self._tell()
 
     def epoch(self, number: Any, begins: bool) -> None:
@@ -200,8 +210,11 @@ class Session:
         if self._over:
             return
         self._tell()
+        if self.running and self.watch.step == step and not self._micro_seen:
+            return  # it was begun in vain before the data ended
         self.left_over()
-        self._running, self._asked, self._skip, self._micro_seen = True, False, False, 0
+        self._running, self._micro_seen = True, 0
+        self._asked = self._skip = self._left = False
         # What lies between two steps (data, checkpoints) is the later one's.
         self.watch.begin_step(step, self._mark)
 
@@ -293,13 +306,13 @@ class Session:
 
     def left_over(self) -> None:
         """Says once that a step was left after some of its micro-batches."""
-        if not (self.running and self._micro_seen):
+        if not (self.running and self._micro_seen) or self._left:
             return
+        self._left = True
         left = any(parameter.grad is not None for parameter in self.watch.parameters.parameters)
         text = f"step {self.watch.step} was left after {self._micro_seen} micro-batches (the data ended)"
         if left:
             text += "; its gradients are still there and add to the next step's, its loss does not"
-        self._micro_seen = 0
         self.monitor.say("warning" if left else "info", "step_left", text, step=self.watch.step)
 
     # -- what the user may call -------------------------------------------------------------------------------------
@@ -338,6 +351,16 @@ class Session:
         while self._release:
             self._release.pop()()
         self.watch.remove_hooks()
+
+    def _say_settings(self) -> None:
+        """What of the host's own sections is followed, and what isn't."""
+        settings, step = self._settings, self._done
+        if settings.taken:
+            text = f"the host's own settings are followed: {', '.join(settings.taken)}"
+            data = {"config": settings.config}
+            self.monitor.say("info", "host_settings", text, step=step, data=data)
+        for problem in settings.problems:
+            self.monitor.say("warning", "host_settings", f"not followed: {problem}", step=step)
 
     def _tell(self) -> None:
         """What could not be told when it was announced."""
