@@ -40,7 +40,7 @@ def waiting(folder: Path, until: str) -> tuple[subprocess.Popen[str], str]:
     return process, name
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_it_goes_when_the_process_is_ended_by_a_signal(folder: Path, number: signal.Signals) -> None:
     process, name = waiting(folder, "never")
     assert copies(folder) == [name]

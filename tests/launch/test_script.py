@@ -110,3 +110,13 @@ def test_tracebacks_through_a_trainer_have_no_frames_of_ours(tmp_path: Path) -> 
     plain, under = run([sys.executable, "script.py"], tmp_path), launch(tmp_path, "script.py", "cfg.yaml")
     assert under.returncode == 1 and "attached Mine" in under.stdout
     assert under.stderr.partition("\n")[2] == plain.stderr
+
+
+def test_what_trainmon_raises_itself_is_shown_with_its_frames(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("from trainmon.config import load_config\nload_config({'evry': 1})\n")
+    done = launch(tmp_path, "script.py")
+    assert done.returncode == 1 and "did you mean 'every'" in done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith("  File ")]
+    assert (
+        "script.py" in lines[0] and "trainmon/config/bind.py" in lines[-1] and "trainmon/launch" not in "".join(lines)
+    )

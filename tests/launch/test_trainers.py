@@ -6,7 +6,7 @@ import gc
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -75,7 +75,10 @@ class World:
         sys.modules[f"{package}_adapter"].attach = self.adapter  # type: ignore[attr-defined]
         names = ("BaseTrainer", "TextTrainer", "Sealed")
         host = Host("Host", package, names, "base", (f"{package}_adapter", "attach"))
-        self.trainers = Trainers([host], "c.yaml", self.said.append)
+        self.trainers = Trainers([host], "c.yaml", self.said.append, self.refuse)
+
+    def refuse(self, error: ConfigError) -> NoReturn:
+        raise SystemExit(2)
 
 
 @pytest.fixture
@@ -142,9 +145,9 @@ def test_one_that_cant_be_attached_to_does_not_train(world: World) -> None:
         trainer.train()
 
 
-def test_what_the_configuration_asks_in_vain_is_raised_at_once(world: World) -> None:
+def test_a_configuration_that_asks_in_vain_ends_the_program(world: World) -> None:
     world.adapter.error = ConfigError([])
-    with pytest.raises(ConfigError):
+    with pytest.raises(SystemExit):
         host().TextTrainer()
 
 

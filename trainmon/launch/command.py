@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NoReturn
 
 from trainmon.config import ConfigError, Place, Problem, load_config
 from trainmon.config.load import Source, stands_for
@@ -57,7 +58,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a script under the monitor.
 
     Returns:
-        0 when the script has ended, 2 if it was not started. What the script raises is raised, SystemExit too.
+        0 when the script has ended, 2 for a command that can't be. What the script raises is raised, SystemExit too.
+
+    Raises:
+        SystemExit: 2, if the configuration is wrong.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     command = _read(words)
@@ -70,10 +74,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         config, command = _prepare(command)
     except ConfigError as error:
-        if _first(_LOCAL_RANK):
-            print(f"trainmon launch: {error}", file=sys.stderr)
-        return 2
-    trainers = Trainers(HOSTS, config, _say)
+        _refuse(error)
+    trainers = Trainers(HOSTS, config, _say, _refuse)
     if config is not None:
         trainers.install()
     try:
@@ -209,6 +211,12 @@ def _hand_over(found: _Found, source: Source, command: _Command) -> tuple[Source
 def _first(names: Sequence[str]) -> bool:
     """Whether this process is the first one, or the only one."""
     return next((os.environ[name] for name in names if name in os.environ), "0") == "0"
+
+
+def _refuse(error: ConfigError) -> NoReturn:
+    if _first(_LOCAL_RANK):
+        print(f"trainmon launch: {error}", file=sys.stderr, flush=True)
+    raise SystemExit(2)
 
 
 def _say(text: str) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 __all__ = ["missing", "run_module", "run_script"]
 
-_HERE = os.path.dirname(os.path.abspath(__file__))
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 def missing(script: str | None, module: str | None) -> str | None:
@@ -121,7 +121,7 @@ def _put_first(folder: str) -> None:
 
 
 class _shown:
-    """What the script raises is shown without the frames that are trainmon's way of starting it."""
+    """What the script raises is shown without the frames of trainmon that it only passed through."""
 
     def __enter__(self) -> None:
         pass
@@ -145,11 +145,12 @@ def _without_ours(trace: TracebackType | None) -> TracebackType | None:
         trace = trace.tb_next
     files = [one.tb_frame.f_code.co_filename for one in frames]
     first = 1 + max((i for i, file in enumerate(files) if file == __file__), default=-1)
-    kept = [one for one, file in zip(frames[first:], files[first:], strict=True) if not _ours(file)]
+    origin = max((i for i, file in enumerate(files) if not file.startswith(_PACKAGE)), default=-1)
+    kept = [
+        one
+        for i, (one, file) in enumerate(zip(frames, files, strict=True))
+        if i >= first and (i > origin or not file.startswith(_PACKAGE))
+    ]
     for index, one in enumerate(kept):
         one.tb_next = kept[index + 1] if index + 1 < len(kept) else None
     return kept[0] if kept else None
-
-
-def _ours(file: str) -> bool:
-    return os.path.dirname(file) == _HERE

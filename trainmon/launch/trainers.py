@@ -9,7 +9,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 from trainmon.config import ConfigError
 from trainmon.config.load import Source
@@ -30,14 +30,21 @@ class Trainers:
     Args:
         config: where the configuration stands.
         say: takes messages for the user.
+        refuse: ends the program because the configuration asks for what this trainer can't do.
 
     Attributes:
         attached: trainers that have got the monitor.
         failed: why the last one that was built has none.
     """
 
-    def __init__(self, hosts: Sequence[Host], config: Source, say: Callable[[str], None]) -> None:
-        self._hosts, self._config, self._say = hosts, config, say
+    def __init__(
+        self,
+        hosts: Sequence[Host],
+        config: Source,
+        say: Callable[[str], None],
+        refuse: Callable[[ConfigError], NoReturn],
+    ) -> None:
+        self._hosts, self._config, self._say, self._refuse = hosts, config, say, refuse
         self._inside = threading.local()
         self._watch = AfterImport(self._watched, self._imported)
         self._who: Callable[[], object] = lambda: None  # has the monitor
@@ -103,8 +110,6 @@ class Trainers:
         if outermost and (self._state == "through" or self._who() is None):
             try:
                 self._attach(trainer, host)
-            except ConfigError:
-                raise
             except Exception as error:
                 self.failed = error
 
@@ -150,7 +155,10 @@ class Trainers:
         if self._handle is not None:
             self._handle.detach()
             self._handle = None
-        self._handle = host.attacher()(trainer, self._config)
+        try:
+            self._handle = host.attacher()(trainer, self._config)
+        except ConfigError as error:
+            self._refuse(error)
         self._who, self._state, self.failed = _reference(trainer), "attached", None
         self.attached += 1
 
