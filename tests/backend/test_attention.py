@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="one of the backends is torch's")
 
+from trainmon.backend import scores  # noqa: E402
 from trainmon.backend.base import ATTENTION_COLUMNS, Backend, Lazy  # noqa: E402
 from trainmon.backend.host import HostBackend  # noqa: E402
 from trainmon.backend.torch import TorchBackend  # noqa: E402
@@ -26,9 +28,9 @@ def read(backend: Backend, lazy: Lazy) -> dict[str, np.ndarray[Any, Any]]:
     return dict(zip(ATTENTION_COLUMNS, values, strict=True))
 
 
-def oracle(scores: torch.Tensor, allowed: torch.Tensor) -> dict[str, Any]:
+def oracle(logits: torch.Tensor, allowed: torch.Tensor) -> dict[str, Any]:
     """All rows, by the definitions, in float64."""
-    z = scores.double()
+    z = logits.double()
     rows = [
         [(z[b, h, i][allowed[b, h, i]]) for b in range(z.shape[0]) for i in range(z.shape[2])]
         for h in range(z.shape[1])
@@ -166,3 +168,35 @@ def test_vectors(name: str) -> None:
     ):
         (found,) = backend.read([backend.vector(value)]).wait()
         assert found.tolist() == expected
+
+
+@pytest.mark.parametrize("given", ["products", "scores"])
+def test_in_host_memory_only_few_scores_are_there_at_a_time(
+    given: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = np.random.default_rng(0)
+    q = generator.standard_normal((6, 4, 200, 8), np.float32)
+    k = generator.standard_normal((6, 2, 200, 8), np.float32)
+    mask = generator.random((1, 1, 200, 200)) < 0.9
+    whole = np.where(mask, q @ np.repeat(k, 2, axis=1).swapaxes(2, 3) * np.float32(0.4), -np.inf)
+
+    def call() -> Any:
+        if given == "scores":
+            return scores.rows_of_scores(whole, np.arange(200))
+        return scores.rows_of_products(q, k, 0.4, np.arange(200), mask)
+
+    expected = call()
+    monkeypatch.setattr(scores, "_SCORES", 1 << 12)
+    tracemalloc.start()
+    found = call()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    results = 4 * 8 * found.max.size + 8 * found.max.size
+    assert peak < results + 40 * (1 << 12) + 4 * k[0].size + 20_000
+    for name in ("max", "sum", "keys", "z"):
+        np.testing.assert_allclose(getattr(found, name), getattr(expected, name), rtol=1e-5, atol=1e-5)
+    everything = whole.astype(np.float64)
+    np.testing.assert_allclose(found.max, everything.max(-1), rtol=1e-6)
+    np.testing.assert_allclose(
+        found.sum, np.exp(everything - everything.max(-1, keepdims=True)).sum(-1), rtol=1e-5
+    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,10 @@ from trainmon.ops import AttentionRows
 __all__ = ["allowed_by", "as_float32", "rows_of_products", "rows_of_scores"]
 
 Flags = NDArray[np.bool_]
+Floats = NDArray[np.float32]
+
+#: Scores that are in memory at a time: 4 MiB, and what becomes of them.
+_SCORES = 1 << 20
 
 
 def as_float32(tensor: Any) -> NDArray[np.float32]:
@@ -33,17 +39,52 @@ def allowed_by(mask: Any, rows: NDArray[np.int64]) -> Flags:
 
 def rows_of_products(q: Any, k: Any, scale: float, rows: NDArray[np.int64], allowed: Flags) -> AttentionRows:
     """Rows of scale * q . k for q [..., Hq, Sq, D] and k [..., Hk, Sk, D]."""
-    queries, keys = as_float32(q[..., rows, :]), as_float32(k)
-    group = queries.shape[-3] // keys.shape[-3]
-    scores = queries @ np.repeat(keys, group, axis=-3).swapaxes(-1, -2)
-    return _rows(scores * np.float32(scale), np.broadcast_to(allowed, scores.shape))
+    *lead, heads, _, depth = q.shape
+    key_heads, keys = k.shape[-3:-1]
+    seen = np.broadcast_to(allowed, (*lead, heads, len(rows), keys))
+
+    def part(index: tuple[int, ...], some: slice) -> tuple[Floats, Flags]:
+        # One product for all heads that share their keys, which are not repeated.
+        queries = as_float32(q[index][:, rows[some], :]).reshape(key_heads, -1, depth)
+        scores = queries @ as_float32(k[index]).swapaxes(-1, -2)
+        return scores.reshape(heads, -1, keys) * np.float32(scale), seen[index][:, some]
+
+    return _in_parts(tuple(lead), heads, len(rows), keys, part)
 
 
 def rows_of_scores(scores: Any, rows: NDArray[np.int64]) -> AttentionRows:
     """Rows of scores [..., heads, queries, keys] as softmax takes them, masked ones very low."""
-    some = scores[..., rows, :]
-    found = as_float32(some)
-    return _rows(found, ~(found <= _least(some)))
+    *lead, heads, _, keys = scores.shape
+
+    def part(index: tuple[int, ...], some: slice) -> tuple[Floats, Flags]:
+        found = as_float32(scores[index][:, rows[some], :])
+        return found, ~(found <= _least(scores))
+
+    return _in_parts(tuple(lead), heads, len(rows), keys, part)
+
+
+def _in_parts(
+    lead: tuple[int, ...],
+    heads: int,
+    rows: int,
+    keys: int,
+    part: Callable[[tuple[int, ...], slice], tuple[Floats, Flags]],
+) -> AttentionRows:
+    """Rows [..., heads, rows], from parts of few enough scores.
+
+    Args:
+        part: scores [heads, some rows, keys] of one leading index, and which of them a row may see.
+    """
+    found = [np.zeros((math.prod(lead), heads, rows)) for _ in range(4)]
+    at_once = max(1, _SCORES // max(1, heads * keys))
+    for place, index in enumerate(np.ndindex(lead)):
+        for start in range(0, rows, at_once):
+            some = slice(start, start + at_once)
+            one = _rows(*part(index, some))
+            for whole, piece in zip(found, (one.max, one.sum, one.keys, one.z), strict=True):
+                whole[place, :, some] = piece
+    m, total, counts, z = (one.reshape(*lead, heads, rows) for one in found)
+    return AttentionRows(max=m, sum=total, keys=counts.astype(np.int64), z=z)
 
 
 def _least(tensor: Any) -> float:
