@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from trainmon.ops import LossAccumulator as LossAccumulator
     from trainmon.ops import NonFinite as NonFinite
     from trainmon.ops import QKClip as QKClip
+    from trainmon.ops import SignAgreement as SignAgreement
     from trainmon.ops import Spectral as Spectral
     from trainmon.ops import SpikeClass as SpikeClass
     from trainmon.ops import Staged as Staged
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
     from trainmon.ops import position_buckets as position_buckets
     from trainmon.ops import qk_clip as qk_clip
     from trainmon.ops import scan_nonfinite as scan_nonfinite
+    from trainmon.ops import sign_agreement as sign_agreement
     from trainmon.ops import stable_rank as stable_rank
     from trainmon.ops import stage as stage
     from trainmon.ops import stage_size as stage_size
@@ -103,6 +105,7 @@ _HOME = {
     "bias_saturated": "trainmon.ops",
     "bias_span": "trainmon.ops",
     "QKClip": "trainmon.ops",
+    "SignAgreement": "trainmon.ops",
     "Spectral": "trainmon.ops",
     "build_info": "trainmon.ops",
     "compare": "trainmon.ops",
@@ -126,6 +129,7 @@ _HOME = {
     "position_buckets": "trainmon.ops",
     "qk_clip": "trainmon.ops",
     "scan_nonfinite": "trainmon.ops",
+    "sign_agreement": "trainmon.ops",
     "stage": "trainmon.ops",
     "stage_size": "trainmon.ops",
     "stable_rank": "trainmon.ops",

@@ -118,6 +118,7 @@ class ShardInfo:
         owner: whether this rank is the one that contributes it (coordinate 0 on every replica axis).
         start: where the piece begins in the whole tensor, along each dimension; None: unknown, or this is the whole.
         whole: shape of the whole tensor; None with ``start``.
+        apart: of an optimizer's state: the piece is not where the rank's piece of the parameter is.
         placed: False: a piece of a larger tensor, and nobody said where in it.
     """
 
@@ -126,6 +127,7 @@ class ShardInfo:
     owner: bool = True
     start: tuple[int, ...] | None = None
     whole: tuple[int, ...] | None = None
+    apart: bool = False
     placed: bool = True
 
 

@@ -15,6 +15,7 @@ from trainmon.probes.loss import LossProbe
 from trainmon.probes.loss_parts import LossPartsProbe
 from trainmon.probes.moe import MoeProbe
 from trainmon.probes.moments import MomentsProbe
+from trainmon.probes.momentum import MomentumProbe
 from trainmon.probes.optim import OptimProbe
 from trainmon.probes.spectral import SpectralProbe
 from trainmon.probes.throughput import ThroughputProbe
@@ -149,6 +150,8 @@ def _all_slots(config: TrainMonitorConfig) -> list[Slot]:
                     increment=gradients.increment,
                 )
             )
+        if gradients.signs:
+            add(MomentumProbe(config.selection("gradients")))
         if gradients.align:
             add(AlignmentProbe(summed=gradients.reduction == "sum"))
     if slots:

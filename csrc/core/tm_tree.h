@@ -31,6 +31,7 @@ typedef union tm_record {
     tm_scaled norm; /* sum of squares, sum of magnitudes or largest magnitude */
     tm_diff_record diff;
     tm_compare_record compare;
+    tm_sign_counts signs;
     tm_gf print;
     struct {
         tm_stats stats;

@@ -16,6 +16,7 @@
     X(FINGERPRINT, fingerprint)                                                                              \
     X(HISTOGRAM, histogram)                                                                                  \
     X(ATTENTION, attention)                                                                                  \
+    X(SIGN, sign)                                                                                            \
     X(SPECTRAL, spectral)
 
 #endif

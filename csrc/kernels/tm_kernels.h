@@ -17,6 +17,7 @@
 #include "tm_fingerprint_kernels.h"
 #include "tm_histogram_kernels.h"
 #include "tm_moe_kernels.h"
+#include "tm_sign_kernels.h"
 #include "tm_spectral_kernels.h"
 
 #include <stdint.h>

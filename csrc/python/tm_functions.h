@@ -19,6 +19,7 @@
     X(compare, "(a, b, threads, /)")                                                                         \
     X(merge_comparisons, "(records, /)")                                                                     \
     X(diff_norm, "(tensors, previous, update, per_tensor, threads, /)")                                      \
+    X(sign_agreement, "(a, b, threads, /)")                                                                  \
     X(fingerprint, "(tensors, pieces, bits, threads, /)")                                                    \
     X(stage, "(tensors, names, arena, bits, threads, /)")                                                    \
     X(stage_size, "(tensors, /)")                                                                            \

@@ -80,6 +80,7 @@ double reference_norm(const void *data, int64_t n, tm_dtype dtype, tm_norm_order
     X(histogram)                                                                                             \
     X(detect)                                                                                                \
     X(moe)                                                                                                   \
+    X(sign)                                                                                                  \
     X(spectral)                                                                                              \
     X(threads)
 

@@ -301,7 +301,7 @@ FULL: dict[str, Any] = {
              "perplexity": True, "parts": False, "positions": 3, "sources": ["web", "code"]},
     "gradients": {"every": 4, "window": None, "norm": False, "per_parameter": True, "nonfinite": False, "clipped": True,
                   "local": True, "device": True, "micro": True, "increment": True, "align": True,
-                  "reduction": "sum", "underflow": ["bf16", "e5m2"],
+                  "reduction": "sum", "signs": True, "underflow": ["bf16", "e5m2"],
                   "target": ["x"], "exclude": [], "invert": False},
     "weights": {"every": 8, "window": None, "norm": False, "per_parameter": True, "nonfinite": False,
                 "source": "master", "target": ["y"], "exclude": [], "invert": False},

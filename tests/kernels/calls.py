@@ -109,6 +109,7 @@ CALLS: dict[str, Call] = {
     "position_buckets": Call(lambda tensors: (6, 3), any_tensors=False),
     "qk_clip": Call(lambda tensors: (np.array([50.0, 200.0, np.nan]),), any_tensors=False),
     "scan_nonfinite": Call(lambda tensors: (tensors,)),
+    "sign_agreement": Call(lambda tensors: (tensors, [copy(tensor) for tensor in tensors])),
     "stable_rank": Call(lambda tensors: (tensors,), use=_stable_ranks),
     "stage": Call(lambda tensors: (tensors,)),
     "stage_size": Call(lambda tensors: (tensors,)),

@@ -90,6 +90,15 @@ class Backend(Protocol):
         elements; shape ``[len(formats), 2]``."""
         ...
 
+    def signs(self, tensors: Sequence[Any], others: Sequence[Any]) -> Lazy:
+        """Over all pairs of tensors together: elements of one sign in both, of opposite signs, and all elements, shape
+        ``[3]``. Zeros and NaN have no sign.
+
+        Args:
+            others: of the tensors' shapes; dtypes may differ.
+        """
+        ...
+
     def fingerprints(self, tensors: Sequence[Any]) -> Lazy:
         """64 bits of each tensor's bytes as two numbers below 2^32, shape ``[len(tensors), 2]``; equal for equal bits.
         Tensors of a device are copied to the host beside its work."""

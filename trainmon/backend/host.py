@@ -21,6 +21,7 @@ from trainmon.ops import (
     expert_load,
     fingerprint,
     multi_norm,
+    sign_agreement,
     stable_rank,
     tensor_stats,
     underflow_shares,
@@ -82,6 +83,10 @@ class HostBackend:
         losses = underflow_shares(tensors, to=formats)
         table = [(losses[name].n_underflow, losses[name].nonzero) for name in formats]
         return _known(np.array(table, np.float64).reshape(-1, 2))
+
+    def signs(self, tensors: Sequence[Any], others: Sequence[Any]) -> Lazy:
+        found = sign_agreement(tensors, others)
+        return _known(np.array([found.same, found.opposite, found.n], np.float64))
 
     def fingerprints(self, tensors: Sequence[Any]) -> Lazy:
         return _known(prints(tensors))

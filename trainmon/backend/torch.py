@@ -113,6 +113,17 @@ class TorchBackend:
                     table[row, 1] += nonzero
         return Lazy((table.reshape(-1),), lambda values: values.reshape(len(formats), 2))
 
+    def signs(self, tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> Lazy:
+        counts = torch.zeros(2, dtype=torch.int64, device=self.device)
+        with torch.no_grad():
+            for one, other in zip(tensors, others, strict=True):
+                above, below = one > 0, one < 0
+                others_above, others_below = other > 0, other < 0
+                counts[0] += ((above & others_above) | (below & others_below)).sum().to(self.device)
+                counts[1] += ((above & others_below) | (below & others_above)).sum().to(self.device)
+        total = float(sum(tensor.numel() for tensor in tensors))
+        return Lazy((counts,), lambda values: np.append(values, total))
+
     def fingerprints(self, tensors: Sequence[torch.Tensor]) -> Lazy:
         with torch.no_grad():
             copies = [tensor.detach().to("cpu", non_blocking=True, copy=True) for tensor in tensors]

@@ -131,6 +131,10 @@ class GradientsConfig:
     reduction: Literal["mean", "sum"] = key(
         "mean", "What the loop makes of the ranks' gradients, for `align`: their average or their sum."
     )
+    signs: bool = key(
+        False,
+        "The share of gradient elements that have the sign of the optimizer's momentum; a read of both.",
+    )
     underflow: tuple[Literal["bf16", "fp16", "e4m3fn", "e5m2"], ...] = key(
         (), "Formats: the share of gradient elements that a cast to each would round to zero.", single=True
     )

@@ -36,6 +36,7 @@ from trainmon.ops.moe_metrics import ExpertMetrics, ExpertState, expert_metrics
 from trainmon.ops.norms import multi_norm, plain_read
 from trainmon.ops.rows import csv_rows, json_rows
 from trainmon.ops.scan import NonFinite, scan_nonfinite
+from trainmon.ops.signs import SignAgreement, sign_agreement
 from trainmon.ops.spectral import Spectral, merge_spectral, stable_rank
 from trainmon.ops.spikes import SpikeClass, classify_spike
 from trainmon.ops.staging import Staged, stage, stage_size
@@ -64,6 +65,7 @@ __all__ = [
     "LossAccumulator",
     "NonFinite",
     "QKClip",
+    "SignAgreement",
     "SpikeClass",
     "TensorDifferences",
     "assign_churn",
@@ -96,6 +98,7 @@ __all__ = [
     "position_buckets",
     "qk_clip",
     "scan_nonfinite",
+    "sign_agreement",
     "stage",
     "stage_size",
     "stable_rank",

@@ -152,7 +152,7 @@ class OptimizerView:
                 if same_piece(value, parameter):
                     shards.append(shard)
                 else:
-                    shards.append(ShardInfo(owner=owns_by_coordinate(value, shard.owner)))
+                    shards.append(ShardInfo(owner=owns_by_coordinate(value, shard.owner), apart=True))
         views: dict[str, TensorView] = {}
         for key, column in columns.items():
             name, view = _CANONICAL.get(key, key), TensorView(*column)
