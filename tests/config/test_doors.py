@@ -24,6 +24,7 @@ from trainmon.config import (
     Window,
     load_config,
 )
+from trainmon.config.load import files_of
 from trainmon.config.words import members
 
 Write = Callable[..., str]
@@ -55,6 +56,23 @@ def test_the_entry_under_callbacks_is_ours_and_nothing_else_is_looked_at(write: 
 
 def test_a_key_of_the_host_in_the_entry_is_left_alone() -> None:
     assert load_config({"callbacks": [{"type": "TrainMonitor", "auto_register": "trainmon_mf.TrainMonitor"}]})
+
+
+def test_of_several_files_later_ones_are_joined_over_earlier(write: Write) -> None:
+    first = write(HOST + "    gradients: {every: 2, per_parameter: true}\n", "host/a.yaml")
+    write("every: 7\nrun_name: named\n", "b/named.yaml")
+    second = write("config: named.yaml\nevery: 3\ngradients: {every: 4}\n", "b/b.yaml")
+    expected = load_config(
+        {"every": 3, "run_name": "named", "gradients": {"every": 4, "per_parameter": True}}
+    )
+    assert load_config((first, second)) == expected
+    assert load_config((first, second), every=9) == replace(expected, every=9)
+    assert files_of((first, second), {}) == [first, second, str(Path(second).parent / "named.yaml")]
+    wrong = (write("evry: 1\n", "1.yaml"), write("{\n", "2.yaml"), write("lss: 1\n", "3.yaml"))
+    said = refused(wrong)
+    assert "2.yaml:2:1" in said  # what can't be read, before what is in the others
+    said = refused((wrong[0], wrong[2]))
+    assert "1.yaml:1:1: evry" in said and "3.yaml:1:1: lss" in said
 
 
 def test_errors_of_an_entry_carry_its_path(write: Write) -> None:

@@ -218,9 +218,10 @@ sys.exit(main(["train.py", "cfg.yaml"]))
 
 
 LOOP = """
-import sys, torch, trainmon
+import sys, torch, yaml, trainmon
 model = torch.nn.Linear(2, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+assert trainmon.load_config(yaml.safe_load(open(sys.argv[1]))) == trainmon.load_config(sys.argv[1])
 with trainmon.attach(model, optimizer, config=sys.argv[1]) as mon:
     for _ in range(2):
         loss = model(torch.ones(3, 2)).sum()
@@ -240,6 +241,22 @@ def test_a_loop_of_ones_own_reads_the_entry_through_the_copy(folder: Path) -> No
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("mine\n") and (folder / "runs" / "mine" / "run.json").exists()
     assert "trainmon.attach() does it" not in done.stderr
+
+
+READS = """
+import sys, yaml, trainmon
+host = yaml.safe_load(open(sys.argv[1]))
+print(trainmon.load_config(host).every, trainmon.load_config({"every": 2}).every)
+host["callbacks"].append({"type": "TrainMonitor", "every": 3})
+print(trainmon.load_config(host).every)
+"""
+
+
+def test_a_mapping_read_from_the_copy_means_the_original(folder: Path) -> None:
+    (folder / "reads.py").write_text(READS)
+    (folder / "cfg.yaml").write_text(CONFIG.replace("steps: 1", "  - type: A\nsteps: 1"))
+    done = launch(folder, "reads.py", "cfg.yaml")
+    assert done.stdout == "5 2\n3\n", done.stderr
 
 
 ONE_FAILS = """

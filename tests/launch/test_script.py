@@ -118,5 +118,7 @@ def test_what_trainmon_raises_itself_is_shown_with_its_frames(tmp_path: Path) ->
     assert done.returncode == 1 and "did you mean 'every'" in done.stderr
     lines = [line for line in done.stderr.splitlines() if line.startswith("  File ")]
     assert (
-        "script.py" in lines[0] and "trainmon/config/bind.py" in lines[-1] and "trainmon/launch" not in "".join(lines)
+        "script.py" in lines[0]
+        and "trainmon/config/bind.py" in lines[-1]
+        and "trainmon/launch" not in "".join(lines)
     )

@@ -6,7 +6,7 @@ Inline beats the file, keywords beat both. A text is read by the extension; noth
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -42,8 +42,9 @@ Source = (
     | None
 )
 
-# Copies of files without our entry, which a host was given, and the files that have it.
+# Copies of files without our entry, which a host was given, and the files that have it; the latter by the keys left, too.
 _originals: dict[str, str] = {}
+_by_keys: dict[frozenset[object], str] = {}
 
 
 def load_config(
@@ -92,9 +93,11 @@ def files_of(source: Source, overrides: Mapping[str, Any]) -> list[str]:
     return files
 
 
-def stands_for(copy: str, original: str) -> None:
-    """Whoever is given `copy` is to read the configuration of `original`."""
+def stands_for(copy: str, original: str, keys: Iterable[object]) -> None:
+    """Whoever is given `copy`, or a mapping with these keys that was read from it, is to read `original`."""
     _originals[os.path.realpath(copy)] = original
+    if left := frozenset(keys):
+        _by_keys[left] = original
 
 
 def _original(path: str | os.PathLike[str]) -> str:
@@ -117,6 +120,9 @@ def _inline(source: Source) -> list[Value]:
     if isinstance(source, Mapping):
         # Of a host's whole configuration only these may be ours; the rest can hold objects of any kind.
         ours = {key: source[key] for key in ("callbacks", "trainmon") if key in source}
+        original = _by_keys.get(frozenset(source)) if _by_keys else None
+        if original is not None and not ("trainmon" in ours or entries_of(from_python(ours))):
+            return _inline(original)
         return [_locate(from_python(ours or source))]
     if not isinstance(source, tuple):
         _stop(Value(None), f"expected a path or a mapping, found {Value(source).found()}")

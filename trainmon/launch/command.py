@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from trainmon.config import ConfigError, Place, Problem, load_config
+from trainmon.config.files import parse
 from trainmon.config.load import Source, stands_for
 from trainmon.launch.copies import copy_beside
 from trainmon.launch.entry import Entry, find_entry
@@ -192,7 +193,9 @@ def _hand_over(found: _Found, source: Source, command: _Command) -> tuple[Source
     except OSError as error:
         text = f"no copy of it can be written for the host, beside it or among temporary files: {error}"
         raise ConfigError([Problem(Place(found.path), "", text)]) from None
-    stands_for(copy, os.path.abspath(found.path))
+    left = parse(entry.rest, found.path).data
+    assert isinstance(left, dict)
+    stands_for(copy, os.path.abspath(found.path), left)
     if warning:
         _say(warning)
     _say(f"{entry.place} configures the monitor; the script is given {copy}")
