@@ -40,6 +40,18 @@ def waiting(folder: Path, until: str) -> tuple[subprocess.Popen[str], str]:
     return process, name
 
 
+def watchers(folder: Path) -> list[str]:
+    """The processes that wait to remove a copy in this directory."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = place.read_bytes().decode().split("\0")
+        except OSError:
+            continue
+        found += [place.parent.name for word in words if word.startswith(f"{folder}/.cfg.trainmon-")]
+    return found
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_it_goes_when_the_process_is_ended_by_a_signal(folder: Path, number: signal.Signals) -> None:
     process, name = waiting(folder, "never")
@@ -54,7 +66,31 @@ def test_it_goes_when_the_process_is_ended_by_a_signal(folder: Path, number: sig
 def test_it_goes_when_the_script_ends(folder: Path, end: str) -> None:
     (folder / "ends.py").write_text(f"import os, sys\nassert os.path.exists(sys.argv[1])\n{end}\n")
     launch(folder, "ends.py", "cfg.yaml")
-    assert soon(lambda: copies(folder) == [])
+    assert soon(lambda: copies(folder) == [] and watchers(folder) == [])
+
+
+@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="processes are listed in /proc")
+def test_the_watcher_is_one_and_no_child_that_the_script_would_meet(folder: Path) -> None:
+    (folder / "meets.py").write_text(
+        "import os, sys\ntry:\n    os.wait()\nexcept ChildProcessError:\n    print('none')\n"
+    )
+    assert launch(folder, "meets.py", "cfg.yaml").stdout == "none\n"
+    process, _ = waiting(folder, "end")
+    other, _ = waiting(folder, "end")
+    assert soon(lambda: len(watchers(folder)) == 1)
+    (folder / "end").touch()
+    for one in (process, other):
+        one.communicate(timeout=60)
+    assert soon(lambda: watchers(folder) == [])
+
+
+def test_a_process_left_behind_keeps_nobody_waiting(folder: Path) -> None:
+    (folder / "leaves.py").write_text(
+        "import os\nif os.fork() == 0:\n    os.closerange(0, 3)\n    import time; time.sleep(30)\n"
+    )
+    done = launch(folder, "leaves.py", "cfg.yaml")
+    assert done.returncode == 0
+    assert soon(lambda: copies(folder) == [] and watchers(folder) == [], 10)
 
 
 def test_processes_that_start_together_share_one_and_the_last_one_removes_it(folder: Path) -> None:

@@ -170,12 +170,11 @@ def _keep(path: str, file: int, wrote: bool, locked: bool) -> None:
 def _release(path: str, file: int, pid: int, locked: bool) -> None:
     if os.getpid() != pid:
         return  # a fork shares the lock
-    try:
+    with contextlib.suppress(OSError):  # others use it: the last one removes it
         if locked:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if _is(path, file):
             os.unlink(path)
-    except OSError:
-        pass  # others use it: the last one removes it
-    finally:
-        os.close(file)
+    with contextlib.suppress(OSError):  # whoever has inherited it keeps nobody waiting
+        fcntl.flock(file, fcntl.LOCK_UN)
+    os.close(file)
