@@ -39,7 +39,7 @@ EACH = ("g1", "g2", "g3_text")
 #: Sections that look at everything that the tiny model has, at every step.
 EVERYTHING: dict[str, Any] = {
     "loss": {"micro": True},
-    "gradients": {"clipped": True, "per_parameter": True},
+    "gradients": dict.fromkeys(("clipped", "per_parameter", "local", "device", "micro", "increment"), True),
     "weights": {"every": 1, "per_parameter": True},
     "moments": {"every": 1},
     "updates": {"every": 1},
@@ -116,11 +116,17 @@ def spoil(trainer: Any, step: int, name: str = "head.weight", value: float = flo
     inner.after_backward = after_backward
 
 
-def plain(settings: dict[str, Any], weighting: str, keys: dict[str, Any], *, samples: bool = False) -> None:
+def plain(
+    settings: dict[str, Any],
+    weighting: str,
+    keys: dict[str, Any],
+    change: Callable[[Any], None] = lambda model: None,
+) -> None:
     """The training as a loop of one's own, on this rank, watched by ``trainmon.attach``."""
     rank = distributed.get_rank() if distributed.is_initialized() else 0
     world = settings["world"]
     model, optimizer, scheduler = task.build(settings)
+    change(model)
     parameters = list(model.parameters())
     size, done = settings["micro_batches"], 0
 
@@ -157,8 +163,31 @@ def plain(settings: dict[str, Any], weighting: str, keys: dict[str, Any], *, sam
                     if world > 1:
                         distributed.all_reduce(model.moe.tokens_per_expert)
                     model.moe.update_expert_bias(settings["moe_lr"])
-                mon.step_end(grad_norm=norm, samples=settings["rows"] * size if samples else None)
+                mon.step_end(grad_norm=norm, samples=settings["rows"] * size)
                 done += 1
+
+
+class Attention(torch.nn.Module):
+    """Two causal heads that add little to what they see; nothing of it is trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for seed, name in enumerate(("q_proj", "k_proj")):
+            layer = torch.nn.Linear(task.WIDTH, task.WIDTH, bias=False).requires_grad_(False)
+            layer.weight.copy_(task.pattern(layer.weight.shape, 90 + seed, 4.0))
+            setattr(self, name, layer)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (
+            y.reshape(*y.shape[:2], 2, -1).transpose(1, 2) for y in (self.q_proj(x), self.k_proj(x), x)
+        )
+        mixed = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return x + 0.125 * mixed.transpose(1, 2).reshape(x.shape)
+
+
+def with_attention(model: Any) -> None:
+    """Puts attention behind the embedding."""
+    model.embed = torch.nn.Sequential(model.embed, Attention())
 
 
 def steps_of(directory: Path, rank: int = 0) -> list[dict[str, Any]]:

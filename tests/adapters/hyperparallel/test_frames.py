@@ -12,6 +12,7 @@ pytest.importorskip("torch", reason="the adapter needs torch")
 
 import trainmon
 from tests.adapters.hyperparallel.runs import (
+    EACH,
     EVERYTHING,
     TRAINERS,
     build,
@@ -25,6 +26,7 @@ from tests.adapters.hyperparallel.runs import (
     steps_of,
     tables_of,
     train,
+    with_attention,
 )
 from tests.hosts.hyperparallel import model as task
 from tests.hosts.hyperparallel.replay import one_thread
@@ -68,6 +70,57 @@ def test_one_rank(tmp_path: Path, name: str, backend: Any) -> None:
         assert_equal(tmp_path / "own", tmp_path / "host", 3)
     assert life_of(tmp_path / "host")["status"] == "completed" and not said(
         tmp_path / "host", "internal_error"
+    )
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_attention(tmp_path: Path, name: str) -> None:
+    settings = settings_of(name)
+    sections: dict[str, Any] = {"attention": {"every": 1}, "gradients": {"per_parameter": True}}
+    with one_thread():
+        plain(settings, TRAINERS[name][2], config(tmp_path / "own", **sections), with_attention)
+        trainer = build(name, settings, tmp_path / "host")
+        with_attention(inner_of(trainer).model)
+        trainmon.attach_hyperparallel(trainer, config(tmp_path / "host", **sections))
+        train(trainer)
+    for one, other in zip(steps_of(tmp_path / "own"), steps_of(tmp_path / "host"), strict=True):
+        assert other["attention/max_logit"] > 0.1 and other["attention/mean_sum"] > 1
+        expected = {key: value for key, value in one.items() if key.startswith("attention/")}
+        assert {key: other[key] for key in expected} == pytest.approx(expected, rel=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_times_and_rates(tmp_path: Path, name: str) -> None:
+    trainer = build(name, settings_of(name), tmp_path)
+    trainmon.attach_hyperparallel(trainer, config(tmp_path))
+    train(trainer)
+    tokens = 0.0
+    for record in steps_of(tmp_path):
+        step, tokens = record["data/tokens"] - tokens, record["data/tokens"]
+        assert record["time/step"] > 0
+        assert record["perf/tokens_per_second"] == pytest.approx(step / record["time/step"])
+        samples = 4 / record["time/step"] if name.startswith("g3") else None
+        assert record["perf/samples_per_second"] == (samples and pytest.approx(samples))
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_the_log_line_and_the_event_files_are_one_frame(tmp_path: Path, name: str) -> None:
+    accumulator = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator", reason="reads event files"
+    )
+    trainer = build(name, settings_of(name), tmp_path)
+    keys = {**config(tmp_path), "sinks": {"tensorboard": True, "log": True}}
+    trainmon.attach_hyperparallel(trainer, keys)
+    train(trainer)
+    (events,) = (tmp_path / "r").rglob("events.out.tfevents*")
+    reader = accumulator.EventAccumulator(str(events)).Reload()
+    lines = [line for line in (tmp_path / "r/rank_0/log.txt").read_text().splitlines() if "loss" in line]
+    records = steps_of(tmp_path)
+    for tag in ("loss/global", "grad/norm", "optim/lr"):
+        points = [(point.step, point.value) for point in reader.Scalars(tag)]
+        assert points == [(r["step"], pytest.approx(r[tag], rel=1e-6)) for r in records]
+    assert len(lines) == 3 and all(
+        f"{r['loss/global']:.5g}" in line for r, line in zip(records, lines, strict=True)
     )
 
 

@@ -76,6 +76,44 @@ def test_the_numbers_of_the_plain_loop(tmp_path: Path) -> None:
                 assert record["loss/part/foundation_loss"] == pytest.approx(step["loss"], rel=1e-5)
 
 
+def unreduced(directory: str) -> None:
+    """On a rank: local norms, however the gradients are held."""
+    import trainmon
+    from tests.adapters.hyperparallel.runs import build, train, wrapped
+
+    task.setup()
+    for name in ("g1", "g3_text"):
+        for how in ("hsdp", "ddp", "main_grad"):
+            place = Path(directory) / f"{name}_{how}"
+            trainer = build(name, settings_of(name), place, wrapped(how))
+            keys = config(place, gradients={"device": True, "local": True}, ranks="all")
+            trainmon.attach_hyperparallel(trainer, keys)
+            train(trainer)
+
+
+def local_gradients(weighting: str, rank: int) -> Any:
+    """Of the first step, as a rank has them before they are reduced: the fakes' reduction is a mean."""
+    settings = task.settings(world=2)
+    model, _, _ = task.build(settings)
+    cells = [[task.micro_batch(settings, 0, i, r) for i in range(2)] for r in range(2)]
+    counts = [[task.valid_labels(batch)[weighting != "token"] for batch in row] for row in cells]
+    for i, batch in enumerate(cells[rank]):
+        total = sum(row[i] for row in counts) * 2 if weighting == "micro" else sum(map(sum, counts))
+        (model(**batch).loss * counts[rank][i] / total * 2).backward()
+    return [parameter.grad for parameter in model.parameters()]
+
+
+def test_gradients_before_reduction(tmp_path: Path) -> None:
+    """Whoever reduces them or takes them away in a hook of its own."""
+    on_ranks(2, unreduced, str(tmp_path))
+    for name in ("g1", "g3_text"):
+        for rank in (0, 1):
+            norm = task.norm(local_gradients(TRAINERS[name][2], rank))
+            for how in ("hsdp", "ddp", "main_grad"):
+                first = steps_of(tmp_path / f"{name}_{how}", rank)[0]
+                assert first["grad/norm_device"] == pytest.approx(norm, rel=1e-5), (name, how, rank)
+
+
 def end_all(directory: str) -> dict[str, tuple[str, int, int]]:
     """On a rank: the gradient of rank 1 goes bad in step 2; how each trainer ended, and how far it came."""
     import torch.distributed as distributed

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from trainmon.adapters.torch_parts.parameters import ParameterList, dense
+from trainmon.adapters.torch_parts.parameters import ParameterList, dense, gradient_of
 from trainmon.events import GradientAccumulated, MicroGradient
 from trainmon.monitor import TrainMonitor
 
@@ -49,7 +49,7 @@ class AccumulationHooks:
             if id(parameter) not in self._handles and parameter.requires_grad and parameter.is_leaf:
                 self._handles[id(parameter)] = (
                     parameter.register_hook(self._own(name, weakref.ref(parameter))),  # type: ignore[no-untyped-call]
-                    parameter.register_post_accumulate_grad_hook(self._added(name)),  # type: ignore[no-untyped-call]
+                    _first(parameter, self._added(name)),
                 )
 
     def arm(self) -> None:
@@ -77,7 +77,7 @@ class AccumulationHooks:
     def _own(self, name: str, own: weakref.ref[torch.nn.Parameter]) -> Callable[[torch.Tensor], None]:
         def make(gradient: torch.Tensor) -> MicroGradient:
             parameter = own()
-            there = None if parameter is None else parameter.grad
+            there = None if parameter is None else gradient_of(parameter)
             before = None if there is None else dense(there.detach())
             return MicroGradient(self._micro(), name, dense(gradient.detach()), before)
 
@@ -94,9 +94,28 @@ class AccumulationHooks:
             if not self._sum_wanted or name not in self._arrived or parameter.grad is None:
                 return
             self._arrived.discard(name)
-            gradient = parameter.grad.detach()
+            gradient, sums = parameter.grad.detach(), getattr(parameter, "main_grad", None)
             self._monitor.offer(
-                GradientAccumulated, lambda: GradientAccumulated(self._micro(), name, dense(gradient))
+                GradientAccumulated,
+                lambda: GradientAccumulated(self._micro(), name, dense(_together(gradient, sums))),
             )
 
         return hook
+
+
+def _together(gradient: torch.Tensor, sums: torch.Tensor | None) -> torch.Tensor:
+    """A gradient that a host is about to add to what it has summed elsewhere."""
+    return gradient if sums is None or sums is gradient else sums.detach() + gradient
+
+
+def _first(parameter: torch.nn.Parameter, hook: Callable[[torch.Tensor], None]) -> Any:
+    """Called before all others: one that reduces the gradient, or takes it away, may have been there sooner."""
+    handle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+    hooks: Any = getattr(parameter, "_post_accumulate_grad_hooks", None)
+    if isinstance(hooks, dict) and next(iter(hooks)) != handle.id:
+        before = [(key, one) for key, one in hooks.items() if key != handle.id]
+        own = hooks[handle.id]
+        hooks.clear()  # torch goes by the order of insertion
+        hooks[handle.id] = own
+        hooks.update(before)
+    return handle

@@ -21,7 +21,7 @@ from trainmon.adapters.torch_parts.shards import (
 )
 from trainmon.events import ShardInfo, TensorView
 
-__all__ = ["NameOf", "ParameterList", "PieceOf"]
+__all__ = ["NameOf", "ParameterList", "PieceOf", "dense", "gradient_of"]
 
 NameOf = Callable[[str], str]
 PieceOf = Callable[[str, torch.nn.Parameter], "Told | None"]
@@ -222,7 +222,7 @@ class ParameterList:
         tensors: list[torch.Tensor] = []
         shards: list[ShardInfo] = []
         for name, parameter in zip(self.names, self.parameters, strict=True):
-            gradient = _gradient(parameter)
+            gradient = gradient_of(parameter)
             if self._masters and (master := self._masters.get(id(parameter))) is not None:
                 # A linked master takes the gradient over when the optimizer steps: until then its own is an old one.
                 old = master.grad is None or (self._linked and gradient is not None)
@@ -239,7 +239,8 @@ class ParameterList:
         return TensorView(names, tensors, shards)
 
 
-def _gradient(parameter: torch.nn.Parameter) -> torch.Tensor | None:
+def gradient_of(parameter: torch.Tensor) -> torch.Tensor | None:
+    """What a parameter has of its gradient: in ``main_grad``, where a host sums in higher precision, else in ``grad``."""
     main = getattr(parameter, "main_grad", None)
     return parameter.grad if main is None else main
 
