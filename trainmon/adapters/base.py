@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 
 from trainmon.events import Layout
 
-__all__ = ["layout_from_environment", "plain_name"]
+__all__ = ["current_rank", "layout_from_environment", "plain_name"]
 
 _WRAPPERS = (
     "module.",
@@ -35,3 +36,12 @@ def layout_from_environment() -> Layout:
     except ValueError:
         return Layout()
     return Layout(rank, world) if 0 <= rank < world else Layout()
+
+
+def current_rank() -> int:
+    """This process's rank as far as it is known by now: of torch.distributed once that is initialised, else of the
+    launcher; imports nothing."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return int(distributed.get_rank())
+    return layout_from_environment().rank

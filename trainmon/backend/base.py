@@ -17,13 +17,15 @@ from numpy.typing import NDArray
 from trainmon.events import AdamStep
 from trainmon.ops.attention_records import SUMS
 
-__all__ = ["ATTENTION_COLUMNS", "SUMMARY_COLUMNS", "Backend", "Lazy", "PackedRead"]
+__all__ = ["ATTENTION_COLUMNS", "STATISTICS", "SUMMARY_COLUMNS", "Backend", "Lazy", "PackedRead"]
 
 Floats = NDArray[np.float64]
 
 #: Columns of :meth:`Backend.summaries`. ``first_bad`` is NaN where the backend can't say.
 SUMMARY_COLUMNS = ("sumsq", "absmax", "n_nan", "n_posinf", "n_neginf", "first_bad")
 
+#: Columns of :meth:`Backend.statistics`: ``n`` counts all elements, ``nans`` those that are NaN.
+STATISTICS = ("n", "min", "max", "mean", "norm", "nans")
 
 #: Rows of what the attention primitives return: ``AttentionLogits`` of trainmon.ops, field by field.
 ATTENTION_COLUMNS = ("max", *SUMS)
@@ -64,6 +66,11 @@ class Backend(Protocol):
     def summaries(self, tensors: Sequence[Any]) -> Lazy:
         """Per tensor :data:`SUMMARY_COLUMNS`, shape ``[len(tensors), 6]``; ``sumsq`` and ``absmax`` propagate NaN and
         infinities as torch does. float64 accumulation (host), or partial sums that are finished in float64."""
+        ...
+
+    def statistics(self, tensors: Sequence[Any]) -> Lazy:
+        """Per tensor :data:`STATISTICS`, shape ``[len(tensors), 6]``, as torch would have them: NaN and infinities
+        propagate; of no element the norm is 0, and ``min``, ``max`` and ``mean`` are NaN."""
         ...
 
     def squares(self, tensors: Sequence[Any], negatives: bool = False) -> Lazy:

@@ -56,6 +56,12 @@ class HostBackend:
                 table[bad, column] = those[field]
         return _known(table)
 
+    def statistics(self, tensors: Sequence[Any]) -> Lazy:
+        from trainmon.backend.statistics import propagating
+
+        records = tensor_stats(tensors)
+        return Lazy((), lambda: propagating(records))
+
     def squares(self, tensors: Sequence[Any], negatives: bool = False) -> Lazy:
         table = np.full((len(tensors), 2), np.nan)
         if negatives:

@@ -25,6 +25,11 @@ __all__ = ["TorchBackend"]
 _CHUNK = 65_536
 #: Magnitudes up to which a format's cast gives zero: half of its least subnormal number.
 _FLUSH = {"fp16": 2.0**-25, "bf16": 2.0**-134, "e4m3fn": 2.0**-10, "e5m2": 2.0**-17}
+#: What torch reduces itself; narrower formats are widened first.
+_REDUCIBLE = frozenset(
+    {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16}
+    | {torch.int8, torch.uint8, torch.bool}
+)
 _FLOAT64_DEVICES = frozenset({"cpu", "cuda", "xpu"})
 
 
@@ -63,6 +68,31 @@ class TorchBackend:
             return table
 
         return Lazy((squares, peaks, *kinds), finish)
+
+    def statistics(self, tensors: Sequence[torch.Tensor]) -> Lazy:
+        if not tensors:
+            return Lazy((), lambda: np.zeros((0, 6)))
+        sizes = np.array([tensor.numel() for tensor in tensors], np.float64)
+        with torch.no_grad():
+            filled = [one if one.numel() else one.new_zeros(1) for one in tensors]
+            filled = [one if one.dtype in _REDUCIBLE else one.to(torch.float32) for one in filled]
+            squares, finish = self._square_sums(
+                [one if one.is_floating_point() else one.double() for one in filled]
+            )
+            extremes = torch.stack([self._number(end) for one in filled for end in torch.aminmax(one)])
+            wide = torch.float64 if self.float64 else torch.float32
+            sums = torch.stack([self._number(one.sum(dtype=wide)) for one in filled])
+            nans = torch.stack([self._number(one.isnan().sum()) for one in filled])
+
+        def table(
+            squares_read: Floats, extremes_read: Floats, sums_read: Floats, nans_read: Floats
+        ) -> Floats:
+            ends = np.where(sizes[:, None] > 0, extremes_read.reshape(-1, 2), np.nan)
+            with np.errstate(all="ignore"):
+                mean = np.where(sizes > 0, sums_read / sizes, np.nan)
+            return np.column_stack([sizes, ends, mean, np.sqrt(finish(squares_read)), nans_read])
+
+        return Lazy((squares, extremes, sums, nans), table)
 
     def squares(self, tensors: Sequence[torch.Tensor], negatives: bool = False) -> Lazy:
         if not tensors:

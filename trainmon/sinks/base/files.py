@@ -32,13 +32,14 @@ class RecordFile:
     Args:
         path: the file; its directory is made if need be.
         exclusive: fail with ``FileExistsError`` if it exists.
+        mode: of a new file, less the umask.
     """
 
-    def __init__(self, path: Path, *, exclusive: bool = False) -> None:
+    def __init__(self, path: Path, *, exclusive: bool = False, mode: int = 0o644) -> None:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | (os.O_EXCL if exclusive else 0)
-        self._descriptor = os.open(path, flags, 0o644)
+        self._descriptor = os.open(path, flags, mode)
 
     @property
     def size(self) -> int:

@@ -1,0 +1,128 @@
+"""Gradients of parameters each time one has been added to: before the ranks reduce them, where anything comes before.
+
+Under FSDP gradients are reduced inside backward, and come all together when it is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from trainmon.adapters.torch_rows.calls import AddRow, Failed
+from trainmon.adapters.torch_rows.meter import Meter
+from trainmon.adapters.torch_rows.names import Named
+
+__all__ = ["GradientHooks", "gradient_of"]
+
+_WRAPPER = "_fsdp_wrapped_module."
+
+
+def gradient_of(parameter: torch.Tensor) -> torch.Tensor | None:
+    """What the optimizer will take: ``main_grad`` where gradients are summed in another place."""
+    main = getattr(parameter, "main_grad", None)
+    return parameter.grad if main is None else main
+
+
+class GradientHooks:
+    """Hooks on parameters, which count micro-batches in every step and read in those that are looked at.
+
+    Args:
+        count: micro-batches of a step.
+        each: a row for each of them, not for the last alone.
+        sharded: gradients come all together when backward is over.
+        on_nodes: hook the nodes that add gradients up, which live only as long as somebody holds them (msProbe).
+
+    Attributes:
+        on: whether this step is looked at.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[Named],
+        meter: Meter,
+        add: AddRow,
+        failed: Failed,
+        *,
+        count: int,
+        each: bool,
+        sharded: bool = False,
+        on_nodes: bool = False,
+    ) -> None:
+        self.on = False
+        self._parameters, self._meter, self._add, self._failed = parameters, meter, add, failed
+        self._count, self._each, self._sharded, self._on_nodes = count, each, sharded, on_nodes
+        self._seen: dict[str, int] = {}
+        self._handles: dict[str, Any] = {}
+        self._awaits_end = False
+        self._installed = False
+
+    def install(self) -> None:
+        """On all that need a gradient and have no hook yet."""
+        self._installed = True
+        for named in self._parameters:
+            parameter = named.thing
+            if named.name in self._handles or not (parameter.requires_grad and parameter.is_leaf):
+                continue
+            if self._on_nodes and not self._sharded:
+                with torch.enable_grad():
+                    node = parameter.expand_as(parameter).grad_fn.next_functions[0][0]
+                self._handles[named.name] = node.register_hook(self._on_node(named))
+            else:
+                self._handles[named.name] = parameter.register_post_accumulate_grad_hook(self._hook(named))
+
+    def arm(self, on: bool) -> None:
+        """A step begins; what has been unfrozen since gets its hook."""
+        self.on = on
+        self._awaits_end = False
+        if self._installed and not self._on_nodes and len(self._handles) < len(self._parameters):
+            self.install()
+
+    def remove(self) -> None:
+        """Idempotent."""
+        self.on = self._installed = False
+        for handle in self._handles.values():
+            handle.remove()
+        self._handles = {}
+
+    def _on_node(self, named: Named) -> Any:
+        hook = self._hook(named)
+        return lambda *_gradients: hook(named.thing)
+
+    def _hook(self, named: Named) -> Any:
+        def hook(_parameter: torch.Tensor) -> None:
+            try:
+                if self._sharded:
+                    self._wait_for_end()
+                else:
+                    self._added(named)
+            except Exception as error:
+                self._failed(error)
+
+        return hook
+
+    def _wait_for_end(self) -> None:
+        if not self._awaits_end:
+            self._awaits_end = True
+            torch.autograd.Variable._execution_engine.queue_callback(self._ended)
+
+    def _ended(self) -> None:
+        self._awaits_end = False
+        try:
+            for named in self._parameters:
+                if gradient_of(named.thing) is not None:
+                    self._added(named)
+        except Exception as error:
+            self._failed(error)
+
+    def _added(self, named: Named) -> None:
+        micro = self._seen.get(named.name, 0) + 1
+        self._seen[named.name] = 0 if micro >= self._count else micro
+        if not self.on or not (self._each or micro >= self._count):
+            return
+        gradient = gradient_of(named.thing)
+        if gradient is not None:
+            reading = self._meter.read([gradient])[0]
+            name = named.name.replace(_WRAPPER, "") if self._sharded else named.name
+            self._add(name, "unreduced", named.stage, micro if self._each else self._count, reading)

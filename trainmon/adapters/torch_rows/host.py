@@ -1,0 +1,138 @@
+"""A torch model and its optimizer, as rows want them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from trainmon.adapters.torch_parts.optimizers import optimizers_of
+from trainmon.adapters.torch_parts.shards import local
+from trainmon.adapters.torch_rows.calls import AddRow, CallHooks, Failed
+from trainmon.adapters.torch_rows.gradients import GradientHooks, gradient_of
+from trainmon.adapters.torch_rows.meter import Meter
+from trainmon.adapters.torch_rows.names import Named, is_sharded, named_modules, named_parameters
+from trainmon.adapters.torch_rows.steps import StepHooks
+from trainmon.backend import Backend
+from trainmon.backend.statistics import Reading
+
+__all__ = ["TorchRows"]
+
+Row = tuple[str, int, Reading]
+
+
+class TorchRows:
+    """What can be seen of a model; nothing is hooked until somebody asks.
+
+    Args:
+        model: a module, or a list of chunks with None for those of other ranks.
+        optimizer: one, a wrapper, a list, or None.
+        as_msprobe: with msProbe's blind spots.
+        extended: more than msProbe's rows.
+
+    Raises:
+        TypeError: ``model`` is neither.
+    """
+
+    def __init__(
+        self, model: Any, optimizer: Any, failed: Failed, *, as_msprobe: bool = False, extended: bool = False
+    ) -> None:
+        self._model, self._optimizer, self._failed = model, optimizer, failed
+        self._as_msprobe, self._extended = as_msprobe, extended
+        self._meter = Meter(as_msprobe=as_msprobe, modulus=extended)
+        self._parameters = named_parameters(model, optimizer)
+        self._sharded = is_sharded(model)
+        self._with_state: set[str] = set()
+
+    @property
+    def backend(self) -> Backend | None:
+        """Where readings that are still on a device come from."""
+        return self._meter.backend
+
+    def calls(self, targets: Sequence[str], add: AddRow) -> CallHooks:
+        """Of modules whose name contains one of the targets; of all if there are none."""
+        chosen = [
+            one
+            for one in named_modules(self._model)
+            if not targets or any(target in one.name for target in targets)
+        ]
+        return CallHooks(
+            chosen,
+            self._meter,
+            add,
+            self._failed,
+            lossy=self._as_msprobe,
+            by_argument=self._extended,
+        )
+
+    def accumulated(self, add: AddRow, *, count: int, each: bool) -> GradientHooks:
+        """Gradients as micro-batches add to them."""
+        return GradientHooks(
+            self._parameters,
+            self._meter,
+            add,
+            self._failed,
+            count=count,
+            each=each,
+            sharded=self._sharded,
+            on_nodes=self._as_msprobe,
+        )
+
+    def steps(self, before: Callable[[], None], after: Callable[[], None]) -> StepHooks:
+        return StepHooks(self._optimizer, before, after)
+
+    def gradients(self) -> list[Row]:
+        """Of all parameters that have one, now."""
+        found = [(one, gradient_of(one.thing)) for one in self._parameters]
+        rows = self._read([(one, gradient) for one, gradient in found if gradient is not None])
+        if self._sharded and not self._as_msprobe:
+            return [
+                (name.replace("_fsdp_wrapped_module.", ""), stage, reading) for name, stage, reading in rows
+            ]
+        return rows
+
+    def weights(self) -> list[Row]:
+        """All parameters that have elements here, now."""
+        return self._read([(one, one.thing) for one in self._parameters if local(one.thing.detach()).numel()])
+
+    def moments(self, keys: Sequence[str]) -> list[tuple[str, list[Row]]]:
+        """By key of the optimizer's state, looked up now."""
+        states = list(_states(self._optimizer))
+        held = [(one, _state_of(one.thing, states)) for one in self._parameters]
+        if self._as_msprobe:
+            # msProbe keeps the list that it made when there first was any.
+            self._with_state = self._with_state or {one.name for one, state in held if state}
+            held = [(one, state) for one, state in held if one.name in self._with_state]
+        found = []
+        for key in keys:
+            tensors = [(one, state.get(key)) for one, state in held]
+            found.append((key, self._read([(one, t) for one, t in tensors if isinstance(t, torch.Tensor)])))
+        return found
+
+    def _read(self, tensors: Sequence[tuple[Named, torch.Tensor]]) -> list[Row]:
+        readings = self._meter.read([tensor for _, tensor in tensors])
+        return [
+            (named.name, named.stage, reading) for (named, _), reading in zip(tensors, readings, strict=True)
+        ]
+
+
+def _states(optimizer: Any) -> Iterator[Mapping[Any, Any]]:
+    try:
+        inner: Sequence[Any] = optimizers_of(optimizer)
+    except TypeError:
+        inner = [optimizer]
+    for one in inner:
+        state = getattr(one, "state", None)
+        if isinstance(state, Mapping):
+            yield state
+
+
+def _state_of(parameter: torch.Tensor, states: Sequence[Mapping[Any, Any]]) -> Mapping[str, Any]:
+    """Its own or its master's; empty if there is none."""
+    for key in (parameter, getattr(parameter, "main_param", None)):
+        for state in states:
+            own = None if key is None else state.get(key)
+            if isinstance(own, Mapping) and own:
+                return own
+    return {}

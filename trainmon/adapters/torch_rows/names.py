@@ -1,0 +1,72 @@
+"""Names of modules and parameters of a model, or of its chunks, with the chunk that each belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+__all__ = ["Named", "chunks_of", "is_sharded", "named_modules", "named_parameters"]
+
+#: The stage of what belongs to a model that is not given in chunks.
+WHOLE = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A module or parameter.
+
+    Attributes:
+        name: with ``"<i>:"`` before it if the model is a list of chunks.
+        stage: the chunk, or -1.
+    """
+
+    name: str
+    stage: int
+    thing: Any
+
+
+def chunks_of(model: Any) -> list[tuple[str, int, nn.Module]]:
+    """Prefix, stage and module of each chunk; None is counted and left out.
+
+    Raises:
+        TypeError: something else than modules.
+    """
+    if isinstance(model, list | tuple):
+        chunks = [(f"{at}:", at, one) for at, one in enumerate(model) if one is not None]
+    else:
+        chunks = [] if model is None else [("", WHOLE, model)]
+    for _, _, one in chunks:
+        if not isinstance(one, nn.Module):
+            raise TypeError(f"model must be a torch.nn.Module or a list of them, not {type(one).__name__}")
+    return chunks
+
+
+def named_modules(model: Any) -> Iterator[Named]:
+    for prefix, stage, chunk in chunks_of(model):
+        for name, module in chunk.named_modules():
+            yield Named(prefix + name, stage, module)
+
+
+def named_parameters(model: Any, optimizer: Any) -> list[Named]:
+    """Each parameter once: within a chunk under its first name, of several chunks under that in the last. Only if the
+    model has none: what the optimizer updates."""
+    found: dict[torch.Tensor, Named] = {}
+    for prefix, stage, chunk in chunks_of(model):
+        for name, parameter in chunk.named_parameters():
+            found[parameter] = Named(prefix + name, stage, parameter)
+    if not found:
+        groups = getattr(optimizer, "param_groups", None) or []
+        for parameter in (one for group in groups for one in group["params"]):
+            found.setdefault(parameter, Named(f"param_{len(found)}", WHOLE, parameter))
+    return list(found.values())
+
+
+def is_sharded(model: Any) -> bool:
+    """Whether FSDP, of either kind, reduces the gradients inside backward."""
+    kinds = {"FSDPModule", "FullyShardedDataParallel"}
+    modules = (module for _, _, chunk in chunks_of(model) for module in chunk.modules())
+    return any(base.__name__ in kinds for module in modules for base in type(module).__mro__)

@@ -1,0 +1,342 @@
+"""The configuration of msProbe's Monitor V2: its keys, its defaults, and what it does with values that are wrong.
+
+Wrong values are warned about and replaced, as msProbe does, so that a file that msProbe accepts is accepted here too;
+only what msProbe refuses (no JSON object, another framework or format) is refused.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import logging
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from trainmon.msprobe.window import Window
+
+__all__ = ["OPS", "Mode", "MonitorSettings", "Settings", "load", "read_settings", "slug"]
+
+logger = logging.getLogger("trainmon.msprobe")
+
+OPS = ("min", "max", "mean", "norm", "nans")
+KINDS = ("module", "weight_grad", "optimizer", "param", "cc")
+COMPAT = "msprobe-v2"
+
+_FRAMEWORKS = {"pytorch": "pytorch", "pt": "pytorch", "torch": "pytorch"} | {
+    "mindspore": "mindspore",
+    "ms": "mindspore",
+}
+_TIMES = 100_000_000
+_RECORD = 1_000_000
+_TOP = frozenset(
+    {"framework", "output_dir", "format", "async_write", "rank", "start_step", "stop_step", "step_interval"}
+    | {"step_count_per_record", "collect_times", "patch_optimizer_step", "monitors", "compat", "extended"}
+)
+_COMMON = frozenset({"enabled", "ops", "eps"})
+_CC = frozenset({"cc_codeline", "cc_log_only", "cc_pre_hook", "module_ranks"})
+_OWN: Mapping[str, frozenset[str]] = {
+    "module": frozenset({"targets"}),
+    "weight_grad": frozenset({"monitor_mbs_grad", "micro_batch_number", "grad_acc_steps"}),
+    "optimizer": frozenset({"mv_distribution"}),
+    "param": frozenset({"param_distribution"}),
+    "cc": _CC | {"cc_distribution"},
+}
+_WORDS = {
+    "true": True,
+    "yes": True,
+    "on": True,
+    "1": True,
+    "false": False,
+    "no": False,
+    "off": False,
+    "0": False,
+}
+
+
+class Mode(Enum):
+    """``V2``: msProbe's bytes; ``DEFAULT``: its rows, exact and none lost; ``EXTENDED``: more rows and columns."""
+
+    V2 = "msprobe-v2"
+    DEFAULT = "default"
+    EXTENDED = "extended"
+
+
+@dataclass(frozen=True, slots=True)
+class MonitorSettings:
+    """One entry of ``monitors``.
+
+    Attributes:
+        key: as written; names the files.
+        kind: one of the five.
+        ops: columns in order.
+        distribution: whether ``optimizer`` and ``param`` have rows.
+        targets: parts of module names; empty: all.
+        micro_counts: what the configuration says of micro-batches, first the one that goes first.
+        each_micro: a row a micro-batch.
+        codelines, log_only, before, ranks: of ``cc``.
+    """
+
+    key: str
+    kind: str
+    ops: tuple[str, ...]
+    distribution: bool = True
+    targets: tuple[str, ...] = ()
+    micro_counts: tuple[Any, ...] = ()
+    each_micro: bool = False
+    codelines: tuple[str, ...] = ()
+    log_only: bool = False
+    before: bool = False
+    ranks: frozenset[int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a configuration means.
+
+    Attributes:
+        ranks: that are watched; None: all.
+        patch: whether the optimizer counts steps; None: if there is one.
+        asynchronous: files are written by another thread.
+    """
+
+    mode: Mode
+    framework: str
+    output_dir: Path
+    ranks: frozenset[int] | None
+    window: Window
+    patch: bool | None
+    asynchronous: bool
+    monitors: tuple[MonitorSettings, ...]
+
+
+def load(config: str | os.PathLike[str] | Mapping[str, Any]) -> dict[str, Any]:
+    """The mapping in a JSON file.
+
+    Raises:
+        RuntimeError: the file can't be read or is no JSON; the cause is chained.
+        TypeError: it holds something else than an object.
+    """
+    if isinstance(config, Mapping):
+        return dict(config)
+    try:
+        with open(config, encoding="utf-8") as stream:
+            loaded = json.load(stream)
+    except (OSError, ValueError, TypeError) as error:
+        raise RuntimeError(f"[monitor_v2] the configuration {config} can't be read: {error}") from error
+    if not isinstance(loaded, dict):
+        raise TypeError(f"[monitor_v2] the configuration must be a JSON object, not {type(loaded).__name__}")
+    return loaded
+
+
+def read_settings(config: Mapping[str, Any], framework: str | None = None) -> Settings:
+    """Reads a configuration; says what is replaced.
+
+    Args:
+        framework: beats the key.
+
+    Raises:
+        ValueError: an unknown framework, or a format other than csv.
+    """
+    mode = _mode(config)
+    name = _framework(framework or config.get("framework", "pytorch"))
+    kind = config.get("format", "csv")
+    if kind is not None and str(kind).strip().lower() != "csv":
+        raise ValueError(f"[monitor_v2] Unsupported format {kind!r}, only 'csv' is currently supported.")
+    if mode is not Mode.V2:
+        _say_unknown(config, _TOP, "")
+    start = _integer(config, "start_step", 0, 0)
+    interval = _integer(config, "step_interval", 1, 1)
+    record = _integer(config, "step_count_per_record", 1, 1, most=_RECORD)
+    times = _integer(config, "collect_times", 1, _TIMES)
+    stop = _integer(config, "stop_step", start, start + times * interval)
+    asynchronous = _flag(config, "async_write", False, mode)
+    patch = (
+        None if "patch_optimizer_step" not in config else _flag(config, "patch_optimizer_step", True, mode)
+    )
+    return Settings(
+        mode=mode,
+        framework=name,
+        output_dir=Path(str(config.get("output_dir") or "./")).expanduser(),
+        ranks=_ranks(config, mode),
+        window=Window(start, stop, interval, record, times),
+        patch=patch,
+        asynchronous=asynchronous,
+        monitors=tuple(_monitors(config.get("monitors", {}), mode)),
+    )
+
+
+def slug(key: str) -> str:
+    """The part of a file's name that a monitor's key becomes."""
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "_", key).replace("..", "_").strip("._")
+    return name or "monitor"
+
+
+def _mode(config: Mapping[str, Any]) -> Mode:
+    compat = config.get("compat") or os.environ.get("TRAINMON_COMPAT")
+    extended = bool(config.get("extended", False))
+    if compat and compat != COMPAT:
+        _warn(f"compat {compat!r} is not known, only {COMPAT!r} is; ignored")
+    elif compat:
+        if extended:
+            _warn("extended is ignored: compat is set")
+        return Mode.V2
+    return Mode.EXTENDED if extended else Mode.DEFAULT
+
+
+def _framework(name: Any) -> str:
+    found = _FRAMEWORKS.get(str(name).strip().lower())
+    if found is None:
+        raise ValueError(f"[monitor_v2] Unsupported framework {name!r}")
+    return found
+
+
+def _integer(config: Mapping[str, Any], key: str, least: int, default: int, most: int | None = None) -> int:
+    if key not in config:
+        return default
+    value = config[key]
+    if isinstance(value, int) and not isinstance(value, bool):
+        if value >= least and (most is None or value <= most):
+            return value
+    bound = f"of at least {least}" + ("" if most is None else f" and at most {most}")
+    _warn(f"{key} must be an integer {bound}, not {value!r}; replaced by {default}")
+    return default
+
+
+def _ranks(config: Mapping[str, Any], mode: Mode, key: str = "rank") -> frozenset[int] | None:
+    value = config.get(key, [])
+    if isinstance(value, bool):
+        if mode is Mode.EXTENDED:
+            _warn(f"{key} must be a number or a list of numbers, not {value!r}; all ranks are watched")
+            return None
+        if mode is Mode.DEFAULT:
+            _warn(f"{key} is {value!r}, which is taken for rank {int(value)}")
+        return frozenset({int(value)})
+    if isinstance(value, int):
+        return frozenset({value})
+    if isinstance(value, list) and all(isinstance(one, int) and not isinstance(one, bool) for one in value):
+        return frozenset(value) or None
+    _warn(f"{key} must be a number or a list of numbers, not {value!r}; all ranks are watched")
+    return None
+
+
+def _flag(config: Mapping[str, Any], key: str, default: bool, mode: Mode) -> bool:
+    if key not in config:
+        return default
+    value = config[key]
+    if not isinstance(value, str) or mode is Mode.V2:
+        return bool(value)
+    if mode is Mode.DEFAULT:
+        _warn(f"{key} is the text {value!r}, which counts as {str(bool(value)).lower()}")
+        return bool(value)
+    word = _WORDS.get(value.strip().lower())
+    if word is None:
+        _warn(f"{key} must be true or false, not {value!r}; replaced by {str(default).lower()}")
+    return default if word is None else word
+
+
+def _monitors(section: Any, mode: Mode) -> Iterable[MonitorSettings]:
+    if not isinstance(section, Mapping):
+        _warn(f"monitors must be an object, not {type(section).__name__}; nothing is watched")
+        return
+    for key, own in section.items():
+        if not isinstance(own, Mapping):
+            if mode is not Mode.V2:
+                _warn(f"monitors.{key} must be an object, not {own!r}; left out")
+            continue
+        if not _flag(own, "enabled", key == "module", mode):
+            continue
+        kind = key.lower()
+        if kind not in KINDS:
+            _warn(f"Unsupported monitor {key!r}{_nearest(kind, KINDS)}; left out")
+            continue
+        if mode is not Mode.V2:
+            _say_unknown(own, _COMMON | _OWN[kind], f"monitors.{key}.")
+        yield _monitor(key, kind, own, mode)
+
+
+def _monitor(key: str, kind: str, own: Mapping[str, Any], mode: Mode) -> MonitorSettings:
+    _check_eps(own, key)
+    ops = _ops(own, key)
+    if kind == "module":
+        return MonitorSettings(key, kind, ops, targets=_targets(own, key, mode))
+    if kind == "weight_grad":
+        each = own.get("monitor_mbs_grad", False)
+        if not isinstance(each, bool):
+            _warn(f"monitors.{key}.monitor_mbs_grad must be true or false, not {each!r}; replaced by false")
+            each = False
+        counts = own.get("micro_batch_number"), own.get("grad_acc_steps")
+        return MonitorSettings(key, kind, ops, micro_counts=counts, each_micro=each)
+    if kind == "optimizer":
+        return MonitorSettings(key, kind, ops, distribution=_flag(own, "mv_distribution", True, mode))
+    if kind == "param":
+        return MonitorSettings(key, kind, ops, distribution=_flag(own, "param_distribution", True, mode))
+    nested = own.get("cc_distribution")
+    own = nested if isinstance(nested, Mapping) else own
+    return MonitorSettings(
+        key,
+        kind,
+        ops,
+        codelines=_texts(own.get("cc_codeline")),
+        log_only=_flag(own, "cc_log_only", False, mode),
+        before=_flag(own, "cc_pre_hook", False, mode),
+        ranks=_ranks(own, mode, "module_ranks"),
+    )
+
+
+def _ops(own: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    wanted = own.get("ops", OPS)
+    wanted = [wanted] if isinstance(wanted, str) else wanted
+    if not isinstance(wanted, Iterable):
+        return OPS
+    wanted = list(wanted)
+    unknown = [one for one in wanted if one not in OPS]
+    if unknown:
+        _warn(f"monitors.{key}: Unsupported ops {unknown}; supported: {list(OPS)}.")
+    known = tuple(dict.fromkeys(one for one in wanted if one in OPS))
+    if not known:
+        _warn(f"monitors.{key}: No valid ops provided; fallback to default ops.")
+    return known or OPS
+
+
+def _targets(own: Mapping[str, Any], key: str, mode: Mode) -> tuple[str, ...]:
+    wanted = own.get("targets")
+    if isinstance(wanted, str):
+        if mode is Mode.EXTENDED:
+            return (wanted,) if wanted else ()
+        if mode is Mode.DEFAULT:
+            _warn(f"monitors.{key}.targets is a text: each of its characters is a target; write a list")
+        return tuple(wanted)
+    return _texts(wanted)
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    if isinstance(value, str):
+        return (value,)
+    return tuple(str(one) for one in value) if isinstance(value, Iterable) else ()
+
+
+def _check_eps(own: Mapping[str, Any], key: str) -> None:
+    try:
+        float(own.get("eps", 1e-8))
+    except (TypeError, ValueError):
+        _warn(f"monitors.{key}.eps must be a number, not {own['eps']!r}; replaced by 1e-8")
+
+
+def _say_unknown(section: Mapping[str, Any], known: Iterable[str], prefix: str) -> None:
+    for key in section:
+        if key not in known:
+            _warn(f"{prefix}{key} is no key of msProbe's Monitor V2{_nearest(str(key), known)}; ignored")
+
+
+def _nearest(word: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(word, list(known), 1)
+    return f" (did you mean {near[0]!r}?)" if near else ""
+
+
+def _warn(text: str) -> None:
+    logger.warning("[monitor_v2] %s", text)

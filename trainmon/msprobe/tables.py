@@ -1,0 +1,139 @@
+"""Rows of a step and the files they go to: columns, bytes and restarts as msProbe has them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainmon.backend.base import STATISTICS, Floats
+from trainmon.backend.statistics import Reading
+from trainmon.ops import csv_rows
+from trainmon.sinks.base import RecordFile
+
+__all__ = ["Rows", "TableFiles", "rounded", "table_bytes"]
+
+
+@dataclass(slots=True)
+class Rows:
+    """Rows of one monitor since the last step, in order. They hold no tensor."""
+
+    names: list[str] = field(default_factory=list)
+    scopes: list[str] = field(default_factory=list)
+    stages: list[int | None] = field(default_factory=list)
+    micros: list[int] = field(default_factory=list)
+    readings: list[Reading] = field(default_factory=list)
+
+    def add(self, name: str, scope: str, stage: int | None, micro: int, reading: Reading) -> None:
+        self.names.append(name)
+        self.scopes.append(scope)
+        self.stages.append(stage)
+        self.micros.append(micro)
+        self.readings.append(reading)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def clear(self) -> None:
+        self.drop(0, len(self.names))
+
+    def drop(self, start: int, stop: int) -> None:
+        """Takes rows back."""
+        columns: tuple[list[Any], ...] = (self.names, self.scopes, self.stages, self.micros, self.readings)
+        for column in columns:
+            del column[start:stop]
+
+
+def rounded(table: Floats) -> Floats:
+    """Each value as float32 holds it; beyond its range infinite."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return table.astype(np.float32).astype(np.float64)
+
+
+def table_bytes(
+    rows: Rows, table: Floats, step: int, ops: Sequence[str], *, micro: bool, header: bool = False
+) -> bytes:
+    """Rows as msProbe spells them: CRLF, shortest float64.
+
+    Args:
+        table: by :data:`STATISTICS`.
+        micro: whether there is a column ``micro_step``.
+    """
+    columns: list[tuple[str, Any]] = [
+        ("vpp_stage", _stages(rows)),
+        ("step", np.full(len(rows), step, np.int64)),
+    ]
+    columns += [("module_name", rows.names), ("scope", rows.scopes)]
+    if micro:
+        columns.append(("micro_step", np.array(rows.micros, np.int64)))
+    columns += [(name, np.ascontiguousarray(table[:, STATISTICS.index(name)])) for name in ops]
+    return _crlf(columns, header)
+
+
+def _stages(rows: Rows) -> Any:
+    if None in rows.stages:
+        return ["" if stage is None else str(stage) for stage in rows.stages]
+    return np.array(rows.stages, np.int64)
+
+
+def _crlf(columns: list[tuple[str, Any]], header: bool) -> bytes:
+    texts = [values for _, values in columns if isinstance(values, list)]
+    if not any("\n" in text for values in texts for text in values):
+        return csv_rows(columns, header=header).replace(b"\n", b"\r\n")
+    # A name with the end of a line in it: row by row, so that only the rows' own ends are replaced.
+    head = csv_rows([(name, []) for name, _ in columns], header=True) if header else b""
+    size = len(columns[0][1])
+    lines = [
+        head,
+        *(csv_rows([(name, values[row : row + 1]) for name, values in columns]) for row in range(size)),
+    ]
+    return b"".join(line[:-1] + b"\r\n" for line in lines if line)
+
+
+class TableFiles:
+    """``<directory>/<slug>_step<A>-<B>.csv``, opened for each write, so that nothing is lost when somebody removes them.
+
+    A file that begins with another header is left as it is: rows go to ``.part2.csv`` and so on.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._checked: dict[Path, tuple[bytes, Path]] = {}  # header and file by the plain path
+
+    def append(self, stem: str, header: bytes, rows: bytes) -> None:
+        """Writes whole rows, the header before them if the file is new or empty.
+
+        Raises:
+            OSError: nothing could be written; the file is as it was.
+        """
+        plain = self._directory / f"{stem}.csv"
+        file = RecordFile(self._place(plain, header), mode=0o666)
+        try:
+            file.write(rows if file.size else header + rows)
+        finally:
+            file.close()
+
+    def _place(self, plain: Path, header: bytes) -> Path:
+        known = self._checked.get(plain)
+        if known is not None and known[0] == header:
+            return known[1]
+        path, part = plain, 1
+        while not _takes(path, header):
+            part += 1
+            path = plain.with_name(f"{plain.stem}.part{part}.csv")
+        if len(self._checked) >= 64:  # the files of earlier steps
+            self._checked.clear()
+        self._checked[plain] = header, path
+        return path
+
+
+def _takes(path: Path, header: bytes) -> bool:
+    """Whether a file is new, empty, or begins with this header."""
+    try:
+        with open(path, "rb") as stream:
+            return stream.read(len(header)) in (b"", header)
+    except FileNotFoundError:
+        return True
