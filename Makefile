@@ -19,7 +19,7 @@ FORMATTED := $(shell find csrc -name '*.[ch]')
 CORE_TESTS := tests/kernels tests/config tests/engine tests/health
 TIERS := baseline avx2 avx512
 
-.PHONY: help build test demo lint format tiers asan aarch64 tsan valgrind numpy126 pythons trackers dist soak bench clean distclean
+.PHONY: help build test demo lint format tiers asan aarch64 tsan valgrind numpy126 pythons trackers mindspore dist soak bench clean distclean
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9]*\):.*## \(.*\)/  \1\t\2/p' Makefile | expand -t 14
@@ -137,6 +137,22 @@ trackers: build ## the bridge to real experiment trackers, offline, in .venv-tra
 	[ -x .venv-trackers/bin/python ] || $(PY) -m venv .venv-trackers
 	.venv-trackers/bin/python -m pip install -q numpy rich pytest $(TRACKERS)
 	PYTHONPATH=$$PWD .venv-trackers/bin/python -m pytest $(PYTEST_ARGS) tests/trackers
+
+# 2.8 GB once unpacked. Its NumPy is 1.26, on which the extension of .venv runs; wheels are for Python 3.11.
+MINDSPORE ?= mindspore==2.10.*
+
+mindspore: build ## MindSpore's own training loops, GRAPH and PyNative, on a CPU, in .venv-mindspore
+	if ! $(PY) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))'; then
+	    echo "skipped: $(MINDSPORE) is for Python 3.11, which $(VENV) has not"
+	    exit 0
+	fi
+	if [ ! -x .venv-mindspore/bin/python ] && [ $$(df --output=avail -k . | tail -1) -lt 4500000 ]; then
+	    echo "skipped: MindSpore takes 2.8 GB, and less than 4.5 GB are free here"
+	    exit 0
+	fi
+	[ -x .venv-mindspore/bin/python ] || $(PY) -m venv .venv-mindspore
+	.venv-mindspore/bin/python -m pip install -q "$(MINDSPORE)" 'numpy<2' rich pytest hypothesis PyYAML
+	PYTHONPATH=$$PWD .venv-mindspore/bin/python -m pytest $(PYTEST_ARGS) tests/hosts/mindspore
 
 dist: build ## sdist and repaired wheel in dist/, installed and tried in clean environments
 	rm -rf dist

@@ -3,21 +3,24 @@
 Registered as a plugin by ``conftest.py`` here. The checks in ``test_named_tests.py`` are moved behind all others.
 With ``TRAINMON_FULL_SUITE=1`` every named test must have passed in this very session: one that was skipped,
 failed, expected to fail or left out proves nothing. Without it only the existence of the tests is checked, by
-reading their source, since a partial run collects a part only.
+reading their source, since a partial run collects a part only. Tests that need an environment of their own run in a
+session of their own, which leaves its outcomes in the file that ``TRAINMON_OUTCOMES`` names.
 """
 
 from __future__ import annotations
 
 import ast
+import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
-__all__ = ["FULL_SUITE", "SessionOutcomes", "missing_tests"]
+__all__ = ["ELSEWHERE", "FULL_SUITE", "KeptOutcomes", "SessionOutcomes", "missing_tests"]
 
 FULL_SUITE = "TRAINMON_FULL_SUITE"
+ELSEWHERE = "TRAINMON_OUTCOMES"
 
 
 class SessionOutcomes:
@@ -47,16 +50,31 @@ class SessionOutcomes:
             self._outcomes[report.nodeid] = outcome
 
     def unproven(self, tests: Iterable[str]) -> list[str]:
-        """``id: why`` for each test id that did not pass, with all its parameter sets, in this session."""
+        """``id: why`` for each test id that did not pass, with all its parameter sets, in this session or in the one
+        that left its outcomes."""
         faults = []
+        outcomes = {**_kept(), **self._outcomes}
         for test in tests:
-            runs = {
-                id_: out for id_, out in self._outcomes.items() if id_ == test or id_.startswith(test + "[")
-            }
+            runs = {id_: out for id_, out in outcomes.items() if id_ == test or id_.startswith(test + "[")}
             if not runs:
                 faults.append(f"{test}: did not run in this session")
             faults += [f"{id_}: {out}" for id_, out in runs.items() if out != "passed"]
         return faults
+
+
+class KeptOutcomes(SessionOutcomes):
+    """Of a session in another environment: written to a file when it ends."""
+
+    def pytest_sessionfinish(self) -> None:
+        Path(os.environ[ELSEWHERE]).write_text(json.dumps(self._outcomes), encoding="utf-8")
+
+
+def _kept() -> dict[str, str]:
+    file = os.environ.get(ELSEWHERE)
+    if not file or not Path(file).is_file():
+        return {}
+    found: dict[str, str] = json.loads(Path(file).read_text(encoding="utf-8"))
+    return found
 
 
 def missing_tests(tests: Iterable[str], root: Path) -> list[str]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from pathlib import Path
 
 import pytest
 
-from tests.acceptance.guard import FULL_SUITE
+from tests.acceptance.guard import ELSEWHERE, FULL_SUITE
 
 pytest_plugins = ["pytester"]
 
@@ -60,6 +61,7 @@ class TestGroup:
 @pytest.fixture
 def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
     monkeypatch.delenv(FULL_SUITE, raising=False)
+    monkeypatch.delenv(ELSEWHERE, raising=False)
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     acceptance = pytester.path / "tests" / "acceptance"
     acceptance.mkdir(parents=True)
@@ -137,6 +139,25 @@ def test_a_deselected_test_fails_the_full_suite(
     output = _run(project, ["test_fine"], "--deselect", "tests/test_suite.py::test_fine")
     assert f"FAILED {_PASSED_CHECK}" in output
     assert _faults(output) == ["test_fine: did not run in this session"]
+
+
+def test_outcomes_of_another_session_count_where_there_are_none_of_this_one(
+    project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    kept = tmp_path / "kept.json"
+    monkeypatch.setenv(FULL_SUITE, "1")
+    monkeypatch.setenv(ELSEWHERE, str(kept))
+    one, other = "tests/test_suite.py::test_fine", "tests/test_suite.py::test_skips"
+    kept.write_text(json.dumps({one: "passed", other: "passed"}))
+    output = _run(project, ["test_fine"], "--deselect", one)
+    assert f"PASSED {_PASSED_CHECK}" in output
+    output = _run(project, ["test_fine", "test_skips"], "--deselect", one)
+    assert _faults(output) == [
+        _FAULTS["test_skips"]
+    ]  # skipped here: what is known of it elsewhere is no excuse
+    kept.write_text(json.dumps({one: "failed"}))
+    output = _run(project, ["test_fine"], "--deselect", one)
+    assert _faults(output) == ["test_fine: failed"]
 
 
 def test_a_partial_run_checks_existence_only(project: pytest.Pytester) -> None:
