@@ -162,6 +162,7 @@ class TrainMonitor:
         self._ended: tuple[str, str | None] = ("completed", None)
         self._stop_reason: str | None = None
         self._termination: TerminationHook | None = None
+        self._at_begin: Callable[[], object] = lambda: None
 
     # -- the life of a run ------------------------------------------------------------------------------------------
 
@@ -222,6 +223,7 @@ class TrainMonitor:
                 step=self.step,
             )
         self.overhead_ns += time.perf_counter_ns() - entered
+        self._at_begin()
 
     def _begin_probes(self) -> None:
         context = ProbeContext(self._begin_event, self._backend, self.say, self._found, self._order)
@@ -400,7 +402,10 @@ class TrainMonitor:
         return {"step": self.step, "health": health, "probes": states_of(slot.probe for slot in self._slots)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from a state; one that can't be used is said, and all starts anew."""
+        """Goes on from a state; one that can't be used is said, and all starts anew. Before the run begins it waits."""
+        if self._run is None:
+            self._at_begin = lambda: self.load_state_dict(state)
+            return
         entered = time.perf_counter_ns()
         try:
             self._voice.everywhere(self._go_on(state))
@@ -412,10 +417,11 @@ class TrainMonitor:
     def _go_on(self, state: Mapping[str, Any]) -> list[Told]:
         told: list[Told] = []
         taken = state.get("step")
-        # While a step runs that is not over, or once the next one has begun.
-        if isinstance(taken, int) and self.step - taken not in (0, 1):
+        running = self.step + (self._step_began is None)
+        # While a step ran that was not over yet, or once the next one had begun.
+        if isinstance(taken, int) and running - taken not in (0, 1):
             text = (
-                f"the state was taken in step {taken}, and this life is in step {self.step}: what rules and probes go on "
+                f"the state was taken in step {taken}, and this life is in step {running}: what rules and probes go on "
                 "from is of another time"
             )
             told.append(Told("warning", "state_of_another_step", text, self.step))
@@ -438,7 +444,11 @@ class TrainMonitor:
 
     def load_state(self, path: str | os.PathLike[str]) -> bool:
         """Goes on from the state in a file, which rank 0 reads for all: to be called on every rank. Whether there was one
-        that can be used; if not, why is said, and all starts anew."""
+        that can be used; if not, why is said, and all starts anew. Before the run begins it waits until then, and the
+        answer is yes."""
+        if self._run is None:
+            self._at_begin = lambda: self.load_state(path)
+            return True
         entered = time.perf_counter_ns()
         content = b""
         try:

@@ -81,7 +81,8 @@ def test_the_measure_sees_what_is_made() -> None:
 @pytest.mark.parametrize("float64", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    "what", ["summaries", "squares", "flushed", "differences", "update", "adam_squares", "square_sum"]
+    "what",
+    ["summaries", "squares", "flushed", "differences", "update", "adam_squares", "square_sum", "signs"],
 )
 def test_no_memory_grows_with_tensors(what: str, dtype: Any, float64: bool) -> None:
     torch.manual_seed(0)
@@ -102,6 +103,8 @@ def test_no_memory_grows_with_tensors(what: str, dtype: Any, float64: bool) -> N
                 return backend.squares(tensors, True)
             case "flushed":
                 return backend.flushed(tensors, ["fp16", "e4m3fn"])
+            case "signs":
+                return backend.signs(tensors, others)
             case "differences":
                 return backend.differences(tensors, others)
             case "update":

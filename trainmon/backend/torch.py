@@ -146,7 +146,8 @@ class TorchBackend:
     def signs(self, tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> Lazy:
         counts = torch.zeros(2, dtype=torch.int64, device=self.device)
         with torch.no_grad():
-            for one, other in zip(tensors, others, strict=True):
+            pairs = (zip(_pieces(a), _pieces(b), strict=True) for a, b in zip(tensors, others, strict=True))
+            for one, other in (pair for some in pairs for pair in some):
                 above, below = one > 0, one < 0
                 others_above, others_below = other > 0, other < 0
                 counts[0] += ((above & others_above) | (below & others_below)).sum().to(self.device)

@@ -249,6 +249,27 @@ def test_a_resumed_run_goes_on_with_the_step(tmp_path: Path, name: str) -> None:
     assert (life["life"], life["resumed_step"], life["status"]) == (2, 2, "completed")
 
 
+@pytest.mark.parametrize("way", ["file", "dict", "missing"])
+@pytest.mark.parametrize("name", NEW)
+def test_the_next_life_goes_on_from_the_state(tmp_path: Path, name: str, way: str) -> None:
+    whole = settings_of(name, save_steps=2, max_steps=4)
+    trainer = build(name, {**whole, "max_steps": 2}, tmp_path)
+    session = trainmon.attach_hyperparallel(trainer, config(tmp_path))
+    train(trainer)
+    assert session.save_state(tmp_path / "state")
+    resume = "LATEST" if name.startswith("g3") else str(tmp_path / "checkpoints/step_2")
+    trainer = build(name, {**whole, "resume": resume}, tmp_path)
+    again = trainmon.attach_hyperparallel(trainer, config(tmp_path))
+    if way == "dict":
+        again.load_state_dict(session.state_dict())
+    else:
+        again.load_state(tmp_path / ("state" if way == "file" else "nothing"))
+    train(trainer)
+    assert len(said(tmp_path, "health_restored")) == (way != "missing")
+    assert len(said(tmp_path, "state_not_read")) == (way == "missing")
+    assert not said(tmp_path, "state_of_another_step") and not said(tmp_path, "internal_error")
+
+
 @pytest.mark.parametrize("name", ["g1", "g2"])
 def test_saves_on_another_thread(tmp_path: Path, name: str) -> None:
     trainer = build(name, settings_of(name, save_steps=1, save_async=True), tmp_path)

@@ -8,6 +8,7 @@ and end.
 from __future__ import annotations
 
 import functools
+import os
 import threading
 import time
 import weakref
@@ -334,12 +335,21 @@ class Session:
         self.monitor.print_summary()
 
     def state_dict(self) -> dict[str, Any]:
-        """What the health rules have learnt, as plain data; HyperParallel's checkpoints don't hold it."""
+        """What rules have learnt and probes remember, as plain data; HyperParallel's checkpoints don't hold it."""
         return self.monitor.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on from a state; one that can't be used is said, and starts anew."""
         self.monitor.load_state_dict(state)
+
+    def save_state(self, path: str | os.PathLike[str]) -> bool:
+        """Writes the state to a file beside the checkpoint, whole or not at all; rank 0 does. Whether it is there."""
+        return self.monitor.save_state(path)
+
+    def load_state(self, path: str | os.PathLike[str]) -> None:
+        """Goes on from the state in a file when the run begins; rank 0 reads it for all: to be called on every rank. One
+        that can't be used is said, and all starts anew."""
+        self.monitor.load_state(path)
 
     # -- within -----------------------------------------------------------------------------------------------------
 
