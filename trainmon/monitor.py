@@ -442,10 +442,10 @@ class TrainMonitor:
             return False
         return True
 
-    def load_state(self, path: str | os.PathLike[str]) -> bool:
+    def load_state(self, path: str | os.PathLike[str] | None) -> bool:
         """Goes on from the state in a file, which rank 0 reads for all: to be called on every rank. Whether there was one
         that can be used; if not, why is said, and all starts anew. Before the run begins it waits until then, and the
-        answer is yes."""
+        answer is yes. None: this rank knows of none, which is not said."""
         if self._run is None:
             self._at_begin = lambda: self.load_state(path)
             return True
@@ -463,7 +463,9 @@ class TrainMonitor:
             self.overhead_ns += time.perf_counter_ns() - entered
         return bool(content)
 
-    def _read_state(self, path: str | os.PathLike[str]) -> bytes:
+    def _read_state(self, path: str | os.PathLike[str] | None) -> bytes:
+        if path is None:
+            return b""
         try:
             return read_state(path)
         except Exception as error:

@@ -270,12 +270,75 @@ def test_the_next_life_goes_on_from_the_state(tmp_path: Path, name: str, way: st
     assert not said(tmp_path, "state_of_another_step") and not said(tmp_path, "internal_error")
 
 
+@pytest.mark.parametrize("save_steps", [1, 2])
+@pytest.mark.parametrize("name", NEW)
+def test_what_rules_have_learnt_is_in_the_hosts_checkpoint(
+    tmp_path: Path, name: str, save_steps: int
+) -> None:
+    """An alarm after three steps in a row, of which the first two are an earlier life's."""
+    rule = {
+        "series": "loss/global",
+        "detector": "threshold",
+        "parameters": {"above": 0.1},
+        "name": "high",
+        "consecutive": 3,
+    }
+    keys = {"health": {"defaults": False, "rules": [rule]}}
+    whole = settings_of(name, save_steps=save_steps, max_steps=4)
+    trainer = build(name, {**whole, "max_steps": 2}, tmp_path)
+    trainmon.attach_hyperparallel(trainer, config(tmp_path, **keys))
+    train(trainer)
+    assert not [event for event in said(tmp_path) if "high" in event["text"]]
+    resume = "LATEST" if name.startswith("g3") else str(tmp_path / "checkpoints/step_2")
+    trainer = build(name, {**whole, "resume": resume}, tmp_path)
+    trainmon.attach_hyperparallel(trainer, config(tmp_path, **keys))
+    train(trainer)
+    alarms = [event["step"] for event in said(tmp_path) if "high" in event["text"]]
+    assert alarms and alarms[0] == 3
+    assert len(list((tmp_path / "checkpoints").rglob("trainmon_state.json"))) >= 2
+
+
 @pytest.mark.parametrize("name", ["g1", "g2"])
 def test_saves_on_another_thread(tmp_path: Path, name: str) -> None:
     trainer = build(name, settings_of(name, save_steps=1, save_async=True), tmp_path)
     trainmon.attach_hyperparallel(trainer, config(tmp_path))
     train(trainer)
     assert len(steps_of(tmp_path)) == 3 and not said(tmp_path, "internal_error")
+
+
+# -- the second generation's control ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("flag", "hook", "seen", "ends_at"),
+    [
+        ("should_skip_step", "on_step_begin", [1, 3, 4], 4),
+        ("should_skip_optimizer_step", "on_before_optimizer_step", [1, 2, 3, 4], 4),
+        ("should_training_stop", "on_micro_batch_end", [1, 2], 2),
+        ("should_epoch_stop", "on_before_optimizer_step", [1, 2, 3, 4], 4),
+        ("should_evaluate", "on_step_end", [1, 2, 3, 4], 4),
+        ("should_save", "on_step_end", [1, 2, 3, 4], 4),
+    ],
+)
+def test_what_others_ask_of_the_host(
+    tmp_path: Path, flag: str, hook: str, seen: list[int], ends_at: int
+) -> None:
+    trainer = build("g2", settings_of("g2", max_steps=4), tmp_path)
+
+    def ask(callback: Any, context: Any, **_payload: Any) -> Any:
+        step = context.state.global_step + (hook == "on_step_begin")
+        return fake_g2.TrainerControl(**{flag: True}) if step == 2 else None
+
+    trainer.base.add_callback(type("Other", (fake_g2.BaseCallback,), {hook: ask})())
+    trainmon.attach_hyperparallel(trainer, config(tmp_path))
+    train(trainer)
+    records = steps_of(tmp_path)
+    assert [record["step"] for record in records] == seen
+    assert trainer.base.state.global_step == ends_at and life_of(tmp_path)["status"] == "completed"
+    if flag == "should_skip_optimizer_step":  # and of the schedule
+        rates = [record["optim/lr"] for record in records]
+        assert rates == [0.001953125, 0.00390625, 0.00390625, 0.005859375]
+    assert not said(tmp_path, "internal_error") and not said(tmp_path, "optimizer_silent")
 
 
 # -- errors ----------------------------------------------------------------------------------------------------------

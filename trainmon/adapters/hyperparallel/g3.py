@@ -12,6 +12,7 @@ instance, around which gradients are whole, before and after clipping. A trainer
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -61,6 +62,8 @@ class ThirdGeneration:
         if not self._handles:
             self._install()
         trainer = self.session.trainer
+        if state.global_step:
+            self.session.resumes_from(self._checkpoint(read(trainer, "config", "checkpoint", "restore_from")))
         self.session.begin(state.global_step, read(trainer, "train_iters"))
         self.session.epoch(read(state, "epoch"), begins=True)
 
@@ -70,6 +73,7 @@ class ThirdGeneration:
         if not self._handles:
             self._install()
         self._leave()
+        self._keep()
         self.session.step_begin(self.session.next_step)
 
     @guarded
@@ -102,11 +106,28 @@ class ThirdGeneration:
         self._leave()
         self.session.end()
 
+    # -- checkpoints, which are not announced -----------------------------------------------------------------------
+
+    def _checkpoint(self, restored: Any = None) -> str | None:
+        """The directory of the checkpoint of the trainer's step, or the one that it was told to go on from."""
+        trainer = self.session.trainer
+        root = read(trainer, "config", "checkpoint", "checkpoint_dir")
+        if restored not in (None, "LATEST"):
+            return str(restored)
+        step = read(trainer, "state", "global_step")
+        return None if root is None or step is None else os.path.join(str(root), f"global_step_{step}")
+
+    @guarded
+    def _keep(self) -> None:
+        if read(self.session.trainer, "config", "checkpoint", "save_ckpt"):
+            self.session.keep_state(self._checkpoint())
+
     # -- seams ------------------------------------------------------------------------------------------------------
 
     def _install(self) -> None:
         trainer, session = self.session.trainer, self.session
         session.on_release(self._remove)
+        session.afterwards(self._keep)  # the last one is written when we have ended
         loss_fn, model = read(trainer, "loss_fn"), read(trainer, "model")
         if isinstance(loss_fn, torch.nn.Module):
             self._handles.append(loss_fn.register_forward_hook(self._loss, with_kwargs=True))

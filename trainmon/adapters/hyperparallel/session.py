@@ -40,6 +40,8 @@ from trainmon.summary import Summary
 
 __all__ = ["ACTIONS", "Session", "guarded"]
 
+#: Our file in a checkpoint of the host.
+STATE = "trainmon_state.json"
 #: What rules may ask for in every generation.
 ACTIONS = ENGINE_ACTIONS | {Action.SKIP_STEP, Action.STOP, Action.RAISE}
 
@@ -100,7 +102,12 @@ class Session:
         self._layout = Layout()
         self._thread = threading.get_ident()
         self._waiting: list[Save | Load] = []  # announced before the run began, or on another thread
+        self._resumed: Any = None  # directory of the checkpoint that the host has loaded
+        self._given = False  # whether the user has given a state
+        self._unkept: str | None = None  # directory of one that was written, and lacks our state
+        self._kept: str | None = None
         self._release: list[Callable[[], None]] = []
+        self._afterwards: list[Callable[[], None]] = []
         self._followed: Seams | None = None
         self.stops = False
 
@@ -117,15 +124,22 @@ class Session:
         """Is called when the run is over, to take hooks away."""
         self._release.append(work)
 
+    def afterwards(self, work: Callable[[], None]) -> None:
+        """Is called when ``train()`` has returned, as far as that is seen."""
+        self._afterwards.append(work)
+
     def follow(self, trainer: Any) -> None:
         """Sees by which exception ``train()`` is left, where the host tells nobody."""
 
         def around(original: Callable[[], Any]) -> Any:
             try:
-                return original()
+                returned = original()
             except BaseException as error:
                 self.exception(error)
                 raise
+            for work in self._afterwards:
+                work()
+            return returned
 
         self._followed = Seams(trainer)
         self._followed.around("train", around, keeps=True)
@@ -153,6 +167,9 @@ class Session:
         )
         self._thread = threading.get_ident()
         self.watch.begin(begin, self._backend, group)
+        if not self._given:  # every rank comes here, whatever it has loaded
+            state = None if self._resumed is None else os.path.join(str(self._resumed), STATE)
+            self.monitor.load_state(state if state is not None and os.path.exists(state) else None)
         self._say_settings()
         self._tell()
 
@@ -169,6 +186,7 @@ class Session:
         self._let_go()
         if self._begun:
             self._tell()
+            self.keep_state()
             self.monitor.handle(TrainEnd(self._done, reason or ("stopped" if self.stops else "completed")))
             self.monitor.close()
 
@@ -193,10 +211,25 @@ class Session:
     def saved(self, step: int, path: Any, loaded: bool = False) -> None:
         """A checkpoint was written or read; on any thread."""
         event = Load(step, str(path)) if loaded else Save(step, str(path))
+        if loaded:
+            self.resumes_from(path)
         if self._begun and threading.get_ident() == self._thread:
             self.monitor.handle(event)
+            self._unkept = None if loaded else str(path)
         else:
             self._waiting.append(event)
+
+    def resumes_from(self, directory: Any) -> None:
+        """The host goes on from this checkpoint; before the run begins."""
+        self._resumed = directory
+
+    def keep_state(self, directory: str | None = None) -> None:
+        """Writes what rules and probes remember into the host's checkpoint of the last step: the one announced, or
+        ``directory`` if it is there. Checkpoints of the host don't hold what callbacks know."""
+        directory, self._unkept = directory or self._unkept, None
+        if directory is not None and directory != self._kept and os.path.isdir(directory):
+            self._kept = directory
+            self.monitor.save_state(os.path.join(directory, STATE))
 
     def evaluation(self, running: bool) -> None:
         """The host begins or ends to evaluate."""
@@ -211,6 +244,7 @@ class Session:
         if self._over:
             return
         self._tell()
+        self.keep_state()
         if self.running and self.watch.step == step and not self._micro_seen:
             return  # it was begun in vain before the data ended
         self.left_over()
@@ -276,6 +310,7 @@ class Session:
             facts.pop("tokens", None)
         # The rate at this point is the next step's: that of this one came with the gradients.
         self.watch.step_end(skipped=skipped or self._skip, learning_rates=None, **facts)
+        self.keep_state()
         return self.monitor.decide()
 
     def stop(self, decision: Decision) -> None:
@@ -335,11 +370,13 @@ class Session:
         self.monitor.print_summary()
 
     def state_dict(self) -> dict[str, Any]:
-        """What rules have learnt and probes remember, as plain data; HyperParallel's checkpoints don't hold it."""
+        """What rules have learnt and probes remember, as plain data; the host's checkpoints get it as a file."""
         return self.monitor.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from a state; one that can't be used is said, and starts anew."""
+        """Goes on from a state instead of the one in the host's checkpoint, before ``train()`` and on every rank; one that
+        can't be used is said, and starts anew."""
+        self._given = True
         self.monitor.load_state_dict(state)
 
     def save_state(self, path: str | os.PathLike[str]) -> bool:
@@ -347,8 +384,9 @@ class Session:
         return self.monitor.save_state(path)
 
     def load_state(self, path: str | os.PathLike[str]) -> None:
-        """Goes on from the state in a file when the run begins; rank 0 reads it for all: to be called on every rank. One
-        that can't be used is said, and all starts anew."""
+        """Goes on from the state in a file when the run begins, instead of the one in the host's checkpoint; rank 0 reads it
+        for all: to be called on every rank. One that can't be used is said, and all starts anew."""
+        self._given = True
         self.monitor.load_state(path)
 
     # -- within -----------------------------------------------------------------------------------------------------
