@@ -374,8 +374,8 @@ class Session:
         return self.monitor.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from a state instead of the one in the host's checkpoint, before ``train()`` and on every rank; one that
-        can't be used is said, and starts anew."""
+        """Goes on from a state instead of the one in the host's checkpoint; before ``train()``, on every rank. One that
+        can't be used is said, and all starts anew."""
         self._given = True
         self.monitor.load_state_dict(state)
 
@@ -384,8 +384,8 @@ class Session:
         return self.monitor.save_state(path)
 
     def load_state(self, path: str | os.PathLike[str]) -> None:
-        """Goes on from the state in a file when the run begins, instead of the one in the host's checkpoint; rank 0 reads it
-        for all: to be called on every rank. One that can't be used is said, and all starts anew."""
+        """Goes on from the state in a file when the run begins, instead of the one in the host's checkpoint; rank 0 reads
+        it for all: to be called on every rank. One that can't be used is said, and all starts anew."""
         self._given = True
         self.monitor.load_state(path)
 
