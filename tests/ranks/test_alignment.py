@@ -47,7 +47,7 @@ def _train(kind: str, directory: str) -> dict[str, Any]:
         model = nn.parallel.DistributedDataParallel(
             model, gradient_as_bucket_view=kind == "ddp views", find_unused_parameters=unused
         )
-    elif kind in ("tp", "fsdp2"):
+    elif kind in ("tp", "fsdp2", "hsdp"):
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
         from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -56,6 +56,8 @@ def _train(kind: str, directory: str) -> dict[str, Any]:
             mesh = init_device_mesh("cpu", (data_world, 2), mesh_dim_names=("dp", "tp"))
             parallelize_module(model, mesh["tp"], {"1": ColwiseParallel(), "3": RowwiseParallel()})
             data_group = mesh["dp"].get_group()
+        elif kind == "hsdp":
+            fully_shard(model, mesh=init_device_mesh("cpu", (data_world // 2, 2), mesh_dim_names=("r", "s")))
         else:
             fully_shard(model, mesh=init_device_mesh("cpu", (world,)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -139,12 +141,17 @@ def test_a_rank_that_leaves_a_parameter_out_has_a_gradient_of_zero(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("kind", "reason"), [("fsdp2", "was never seen before its reduction"), ("ddp each", "no_sync()")]
+    ("kind", "ranks", "reason"),
+    [
+        ("fsdp2", 2, "was never seen before its reduction"),
+        ("hsdp", 4, "was never seen before its reduction"),
+        ("ddp each", 2, "no_sync()"),
+    ],
 )
 def test_what_is_reduced_before_it_is_seen_is_null_and_that_is_said(
-    kind: str, reason: str, tmp_path: Path
+    kind: str, ranks: int, reason: str, tmp_path: Path
 ) -> None:
-    found = on_ranks(2, _train, kind, str(tmp_path), timeout=60)[0]
+    found = on_ranks(ranks, _train, kind, str(tmp_path), timeout=60)[0]
     assert found["values"] == [None, None]
     (said,) = found["said"]
     assert said.startswith("grad/align is null: ") and reason in said
