@@ -35,19 +35,8 @@ CRASHED -= REFUSED | {"step_raises"}  # the case raises itself
 #: `load_state_dict` has replaced is not read.
 PARTS, STALE = "restart_other_ops", "opt_state_reload"
 
-NOT_YET = {
-    "cc_gloo": "the monitor cc is not built yet",
-    "cc_gloo_post_only": "the monitor cc is not built yet",
-}
-
-
-def parameters() -> list[Any]:
-    return [
-        pytest.param(name, marks=pytest.mark.xfail(reason=NOT_YET[name], strict=True))
-        if name in NOT_YET
-        else name
-        for name in NAMES
-    ]
+#: Cases with rows of collectives.
+COLLECTIVES = ("cc_gloo", "cc_gloo_post_only")
 
 
 class Runs:
@@ -98,14 +87,14 @@ def complete(name: str, runs: Runs) -> golden.Tree:
     return parts
 
 
-@pytest.mark.parametrize("name", parameters())
+@pytest.mark.parametrize("name", NAMES)
 def test_default_is_exact_and_complete(name: str, runs: Runs) -> None:
     if name in REFUSED:
         assert runs.result(name, "default")["events"] == golden.info(name)["results"][0]["events"]
         return
+    if name in COLLECTIVES:
+        return  # Reference has none: see test_collectives_are_merged_rightly
     got, want = runs.tree(name, "default"), complete(name, runs)
-    if name in NOT_YET:
-        want = golden.recorded(name, "expected")
     assert set(got) == set(want)
     for path in want:
         ours, theirs = golden.cells(got[path]), golden.cells(want[path])
@@ -115,7 +104,7 @@ def test_default_is_exact_and_complete(name: str, runs: Runs) -> None:
                 assert golden.same_number(ours[key][op], text, op, row), (path, key, op, ours[key][op], text)
 
 
-@pytest.mark.parametrize("name", parameters())
+@pytest.mark.parametrize("name", NAMES)
 def test_default_has_the_order_and_columns_of_msprobe(name: str, runs: Runs) -> None:
     got = runs.tree(name, "default")
     for path, data in golden.recorded(name, "expected").items():
@@ -127,7 +116,7 @@ def test_default_has_the_order_and_columns_of_msprobe(name: str, runs: Runs) -> 
             assert shown[0] == shown[1]
 
 
-@pytest.mark.parametrize("name", parameters())
+@pytest.mark.parametrize("name", NAMES)
 def test_v2_writes_the_bytes_of_msprobe(name: str, runs: Runs) -> None:
     got, want, live = runs.tree(name, "v2"), golden.recorded(name, "expected"), runs.tree(name, "reference")
     if name in CRASHED or name == PARTS:
@@ -170,3 +159,42 @@ def test_training_is_what_it_was(name: str, mode: str, runs: Runs) -> None:
     assert repr(result["losses"]) == repr(reference["losses"])
     if name not in CRASHED:
         assert result["attributes"] == golden.info(name)["results"][0]["attributes"]
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_collectives_are_merged_rightly(name: str, runs: Runs) -> None:
+    """By default calls within calls are not counted, what is received has its row, and three all_reduces give what their
+    tensors give together; all else is called once, and its value is msProbe's before that rounds it."""
+    got = runs.tree(name, "default")
+    for path, data in golden.recorded(name, "expected").items():
+        rank, step = int(path[5]), int(path.split("_step")[1][0])
+        ours, theirs = golden.cells(got[path]), golden.cells(data)
+        received = {key for key in ours if key[2].startswith(f"recv/rank{rank}/post")}
+        assert len(received) == 1
+        within = {key for key in theirs if key[2].startswith(("isend", "irecv"))}
+        assert set(ours) - received == set(theirs) - within - received
+        for key, row in ours.items():
+            if key[2].startswith("all_reduce"):
+                values = reduced(rank, step, key[2].rsplit("/", 1)[1] == "pre_0")
+                want = {"min": values.min(), "max": values.max(), "mean": values.mean(), "nans": 0.0}
+                want["norm"] = float((values**2).sum() ** 0.5)
+                assert {op: float(text) for op, text in row.items()} == pytest.approx(
+                    {op: want[op] for op in row}, rel=1e-12
+                )
+            elif key in theirs:
+                assert {op: golden.float32_text(text) for op, text in row.items()} == theirs[key]
+
+
+def reduced(rank: int, step: int, before: bool) -> Any:
+    """What the case's three all_reduces have in their tensors."""
+    import numpy as np
+
+    def given(rank: int) -> Any:
+        seeds = [(50 + 10 * rank + k + step, n) for k, n in ((0, 4), (1, 4), (6, 3))]
+        i = np.arange(4)
+        values = [
+            ((i * 7919 + seed * 104729 + (i * i % 991) * 31) % 1021 - 510)[:n] / 512 for seed, n in seeds
+        ]
+        return np.concatenate(values)
+
+    return given(rank) if before else given(0) + given(1)

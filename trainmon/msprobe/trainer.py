@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from trainmon.adapters.base import current_rank
 from trainmon.backend import Backend
 from trainmon.backend.statistics import Reading, finished
+from trainmon.msprobe.collectives import CollectiveRows
 from trainmon.msprobe.config import Mode, MonitorSettings, load, logger, read_settings, slug
 from trainmon.msprobe.tables import Rows, TableFiles, rounded, table_bytes
 
@@ -23,6 +24,7 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 _NEEDS = {"weight_grad": "weight grad", "optimizer": "optimizer", "param": "param"}
 
 _AddRow = Callable[[str, str, int, int, Reading], None]
+_AddCall = Callable[[str, str, bool, list[Reading]], None]
 _Row = tuple[str, int, Reading]
 
 
@@ -52,6 +54,16 @@ class _Host(Protocol):
 
     def accumulated(self, add: _AddRow, *, count: int, each: bool) -> _Hooks: ...
 
+    def collectives(
+        self,
+        rank: int,
+        add: _AddCall,
+        *,
+        before: bool,
+        codelines: Sequence[str],
+        say: Callable[[str], None] | None,
+    ) -> _Hooks | None: ...
+
     def steps(self, before: Callable[[], None], after: Callable[[], None]) -> _StepHooks: ...
 
     def gradients(self) -> list[_Row]: ...
@@ -66,7 +78,7 @@ class _Monitor:
 
     Attributes:
         settings: what was asked for.
-        rows: those of the running step.
+        rows, calls: those of the running step; of collectives by call.
         hooks: what has to be told which steps are looked at.
         update: the rows that the optimizer's running or failed step has added, from and to.
         micro: micro-batches of a step.
@@ -75,6 +87,7 @@ class _Monitor:
     def __init__(self, settings: MonitorSettings) -> None:
         self.settings = settings
         self.rows = Rows()
+        self.calls = CollectiveRows()
         self.hooks: _Hooks | None = None
         self.update: tuple[int, int] | None = None
         self.micro = 1
@@ -186,7 +199,7 @@ class TrainerMonitorV2:
         """Takes all hooks away; rows of a step that has not ended are dropped. May be called again."""
         if not self._is_target():
             return
-        dropped = sum(len(monitor.rows) for monitor in self._running)
+        dropped = sum(len(monitor.rows) + len(monitor.calls) for monitor in self._running)
         if dropped and self._settings.mode is not Mode.V2:
             logger.info("[monitor_v2] %d rows of the step that had begun are dropped", dropped)
         self._end()
@@ -216,9 +229,6 @@ class TrainerMonitorV2:
 
     def _begin(self, settings: MonitorSettings, context: Mapping[str, Any]) -> None:
         assert self._host is not None
-        if settings.kind == "cc":
-            logger.warning("[monitor_v2] monitor %r is not built yet: no rows", settings.key)
-            return
         monitor = _Monitor(settings)
         add = monitor.rows.add
         if settings.kind == "module":
@@ -228,9 +238,29 @@ class TrainerMonitorV2:
             counts = (*settings.micro_counts, *told)
             monitor.micro = next((int(one) for one in counts if isinstance(one, int) and one > 0), 1)
             monitor.hooks = self._host.accumulated(add, count=monitor.micro, each=settings.each_micro)
+        elif settings.kind == "cc":
+            monitor.hooks = self._collectives(settings, monitor.calls.add)
         self._running.append(monitor)
         if monitor.hooks is not None:
             monitor.hooks.install()
+
+    def _collectives(self, settings: MonitorSettings, add: _AddCall) -> _Hooks | None:
+        assert self._host is not None
+        if settings.ranks is not None and self.rank not in settings.ranks:
+            return None
+        hooks = self._host.collectives(
+            self.rank,
+            add,
+            before=settings.before,
+            codelines=settings.codelines,
+            say=(lambda text: logger.warning("[monitor_v2] %s", text)) if settings.log_only else None,
+        )
+        if hooks is None:
+            logger.warning(
+                "[monitor_v2] monitor %r sees nothing: torch.distributed is not initialised; call start() after that",
+                settings.key,
+            )
+        return hooks
 
     def _end(self) -> None:
         """Each monitor's hooks go, whatever becomes of the others'."""
@@ -315,6 +345,7 @@ class TrainerMonitorV2:
                 self._attempt(self._write, monitor, step)
         for monitor in self._running:
             monitor.rows.clear()
+            monitor.calls.clear()
             monitor.update = None
         self._arm()
 
@@ -327,9 +358,12 @@ class TrainerMonitorV2:
             for key, found in host.moments(_MOMENTS):
                 for name, stage, reading in found:
                     rows.add(f"{name}.{key}", key, stage, 0, reading)
+        if settings.kind == "cc":
+            rows, table = monitor.calls.merged(host.backend, plainly=self._settings.mode is Mode.V2)
+        else:
+            table = finished(rows.readings, host.backend)
         if not len(rows):
             return
-        table = finished(rows.readings, host.backend)
         if self._settings.mode is Mode.V2:
             table = rounded(table)
         micro = settings.kind == "weight_grad"

@@ -10,6 +10,7 @@ import torch
 from trainmon.adapters.torch_parts.optimizers import optimizers_of
 from trainmon.adapters.torch_parts.shards import local
 from trainmon.adapters.torch_rows.calls import AddRow, CallHooks, Failed
+from trainmon.adapters.torch_rows.collectives import AddCall, CollectiveHooks, is_distributed
 from trainmon.adapters.torch_rows.gradients import GradientHooks, gradient_of
 from trainmon.adapters.torch_rows.meter import Meter
 from trainmon.adapters.torch_rows.names import Named, is_sharded, named_modules, named_parameters
@@ -77,6 +78,29 @@ class TorchRows:
             each=each,
             sharded=self._sharded,
             on_nodes=self._as_msprobe,
+        )
+
+    def collectives(
+        self,
+        rank: int,
+        add: AddCall,
+        *,
+        before: bool,
+        codelines: Sequence[str],
+        say: Callable[[str], None] | None,
+    ) -> CollectiveHooks | None:
+        """Calls of torch.distributed; None as long as there is no process group."""
+        if not is_distributed():
+            return None
+        return CollectiveHooks(
+            rank,
+            self._meter,
+            add,
+            self._failed,
+            before=before,
+            codelines=codelines,
+            say=say,
+            as_msprobe=self._as_msprobe,
         )
 
     def steps(self, before: Callable[[], None], after: Callable[[], None]) -> StepHooks:

@@ -1,0 +1,281 @@
+"""Calls of torch.distributed: what goes in, and what is there when they are done.
+
+Functions are replaced by wrappers while somebody listens, in ``torch.distributed`` and where it defines them; a wrapper
+that somebody imported meanwhile does nothing but pass on afterwards. ``isend`` and ``irecv`` stay themselves where they
+are defined, because torch tells them apart by identity there, and ``P2POp`` is given the originals.
+
+A call within a call is not counted: ``send`` is no ``isend`` beside. Asynchronous calls are read when they are waited
+for.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as distributed
+from torch.distributed import distributed_c10d
+
+from trainmon.adapters.torch_rows.calls import Failed
+from trainmon.adapters.torch_rows.meter import Meter
+from trainmon.backend.statistics import Reading
+
+__all__ = ["AddCall", "CollectiveHooks", "is_distributed"]
+
+#: Takes what a call had in an argument: operation, tag, whether before the call, readings of its tensors.
+AddCall = Callable[[str, str, bool, list[Reading]], None]
+
+_COVERED = (
+    *("send", "recv", "isend", "irecv", "batch_isend_irecv", "broadcast", "all_reduce", "reduce", "scatter"),
+    *("reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor", "all_gather", "gather"),
+    *("_all_gather_base", "all_gather_into_tensor"),
+)
+#: What msProbe passes over.
+_MORE = ("all_to_all", "all_to_all_single", "all_reduce_coalesced", "all_gather_coalesced")
+#: What torch makes of a call, which msProbe counts as well.
+_WITHIN = {
+    "send": "isend",
+    "recv": "irecv",
+    "_all_gather_base": "all_gather_into_tensor",
+    "_reduce_scatter_base": "reduce_scatter_tensor",
+}
+_BY_IDENTITY = ("isend", "irecv")
+
+_inside = threading.local()
+
+
+def is_distributed() -> bool:
+    """Whether there is a process group by now."""
+    return distributed.is_available() and distributed.is_initialized()
+
+
+class CollectiveHooks:
+    """Wrappers of the functions of torch.distributed.
+
+    Args:
+        rank: for the tags.
+        before: what goes in is wanted too.
+        codelines: only calls whose stack has one of these patterns; all if there are none. A stack is a line a frame:
+            ``path[line]   function``.
+        say: is told each operation's distinct stacks once the first step that is looked at is over, and nothing is read;
+            None: rows.
+        as_msprobe: calls within calls count too, and what torch made of a received tensor only of rank 0's.
+
+    Attributes:
+        on: whether this step is looked at.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        meter: Meter,
+        add: AddCall,
+        failed: Failed,
+        *,
+        before: bool = False,
+        codelines: Sequence[str] = (),
+        say: Callable[[str], None] | None = None,
+        as_msprobe: bool = False,
+    ) -> None:
+        self.on = False
+        self._rank, self._meter, self._add, self._failed = rank, meter, add, failed
+        self._before, self._as_msprobe, self._say = before, as_msprobe, say
+        self._patterns = [re.compile(one) for one in codelines]
+        self._stacks: dict[str, dict[str, None]] = {}
+        self._logged = False
+        self._waiting: dict[int, tuple[Any, list[Callable[[], None]]]] = {}
+        self._waiting_longer: dict[int, tuple[Any, list[Callable[[], None]]]] = {}  # since the step before
+        self._undo: list[Callable[[], None]] = []
+
+    def install(self) -> None:
+        names = _COVERED if self._as_msprobe else (*_COVERED, *_MORE)
+        for name in names:
+            original = getattr(distributed_c10d, name, None)
+            if original is None:
+                continue
+            wrapper = self._wrapped(name, original)
+            for module in (distributed, distributed_c10d):
+                keeps_identity = name in _BY_IDENTITY and module is distributed_c10d
+                if getattr(module, name, None) is original and not keeps_identity:
+                    self._replace(module, name, wrapper)
+        self._replace(distributed_c10d.Work, "wait", self._wrapped_wait(distributed_c10d.Work.wait))
+        for name in ("__new__", "__init__"):
+            self._replace(distributed_c10d.P2POp, name, _unwrapping(getattr(distributed_c10d.P2POp, name)))
+
+    def arm(self, on: bool) -> None:
+        """A step begins."""
+        if self._say is not None and self._stacks:
+            for name, stacks in self._stacks.items():
+                self._say(f"{name} is called from\n" + "\n--\n".join(stacks))
+            self._stacks.clear()
+            self._logged = True
+        self.on = on and not self._logged
+        # Works that nobody waits for, in their step or the next, are let go.
+        self._waiting_longer = self._waiting if on else {}
+        self._waiting = {}
+
+    def remove(self) -> None:
+        """Idempotent. What others have put over a wrapper since stays."""
+        self.arm(False)
+        for undo in reversed(self._undo):
+            undo()
+        self._undo = []
+
+    def _replace(self, owner: Any, name: str, replacement: Any) -> None:
+        before = vars(owner)[name]
+        setattr(owner, name, replacement)
+
+        def undo() -> None:
+            if getattr(owner, name, None) is replacement:
+                setattr(owner, name, before)
+
+        self._undo.append(undo)
+
+    # -- a call -----------------------------------------------------------------------------------------------------
+
+    def _wrapped(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def call(*arguments: Any, **keywords: Any) -> Any:
+            if not self.on or getattr(_inside, "call", False) or torch.compiler.is_compiling():
+                return original(*arguments, **keywords)
+            wanted = self._begin(name, arguments, keywords)
+            _inside.call = True
+            try:
+                result = original(*arguments, **keywords)
+            finally:
+                _inside.call = False
+            if wanted:
+                self._finish(name, arguments, keywords, result)
+            return result
+
+        call.__dict__["_trainmon_original"] = original
+        return call
+
+    def _begin(self, name: str, arguments: Sequence[Any], keywords: Any) -> bool:
+        try:
+            if not self._is_chosen(name):
+                return False
+            if self._before:
+                for operation, values in self._seen_as(name, arguments, keywords):
+                    self._take(operation, values, True)
+            return True
+        except Exception as error:
+            self._failed(error)
+            return False
+
+    def _finish(self, name: str, arguments: Sequence[Any], keywords: Any, result: Any) -> None:
+        try:
+            seen = list(self._seen_as(name, arguments, keywords))
+            for operation, values in reversed(seen):  # what is within is done first
+                works = _works(result) if operation == name else []
+                if self._as_msprobe and operation == name == "recv" and result:
+                    continue  # taken for something to wait for
+                self._when_done(works, functools.partial(self._take, operation, values, False))
+        except Exception as error:
+            self._failed(error)
+
+    def _seen_as(
+        self, name: str, arguments: Sequence[Any], keywords: Any
+    ) -> Iterable[tuple[str, list[list[torch.Tensor]]]]:
+        """The operations that a call counts as, with the tensors of each argument that has any."""
+        yield name, _tensors(arguments, keywords)
+        if not self._as_msprobe:
+            return
+        if name in _WITHIN:
+            yield _WITHIN[name], _tensors(arguments, keywords)
+        elif name == "batch_isend_irecv":
+            for one in next(iter((*arguments, *keywords.values())), ()):
+                yield one.op.__name__, [[one.tensor]]
+
+    def _take(self, operation: str, values: list[list[torch.Tensor]], before: bool) -> None:
+        for at, tensors in enumerate(values):
+            tag = f"{operation}/rank{self._rank}/{'pre' if before else 'post'}_{at}"
+            self._add(operation, tag, before, self._meter.read(tensors))
+
+    def _when_done(self, works: list[Any], take: Callable[[], None]) -> None:
+        if not works:
+            take()
+            return
+        open_works = {id(work) for work in works}
+
+        def done(work: Any) -> None:
+            open_works.discard(id(work))
+            if not open_works and self.on:
+                take()
+
+        for work in works:
+            self._waiting.setdefault(id(work), (work, []))[1].append(functools.partial(done, work))
+
+    def _wrapped_wait(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def wait(work: Any, *arguments: Any, **keywords: Any) -> Any:
+            result = original(work, *arguments, **keywords)
+            waited = self._waiting.pop(id(work), None) or self._waiting_longer.pop(id(work), None)
+            for done in () if waited is None else waited[1]:
+                try:
+                    done()
+                except Exception as error:
+                    self._failed(error)
+            return result
+
+        return wait
+
+    # -- where it is called from ------------------------------------------------------------------------------------
+
+    def _is_chosen(self, name: str) -> bool:
+        if self._say is None and not self._patterns:
+            return True
+        stack = _stack()
+        if self._patterns and not any(one.search(stack) for one in self._patterns):
+            return False
+        if self._say is None:
+            return True
+        self._stacks.setdefault(name, {})[stack] = None
+        return False
+
+
+def _stack() -> str:
+    """The caller's frames, outermost first."""
+    lines = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_filename != __file__:
+            lines.append(f"{code.co_filename}[{frame.f_lineno}]   {code.co_name}")
+        frame = frame.f_back
+    return "\n".join(reversed(lines))
+
+
+def _tensors(arguments: Sequence[Any], keywords: Any) -> list[list[torch.Tensor]]:
+    """Those of each argument that is a tensor or a list with any; of batched operations theirs."""
+    found = []
+    for value in (*arguments, *keywords.values()):
+        if isinstance(value, torch.Tensor):
+            found.append([value])
+        elif isinstance(value, list | tuple):
+            inside = [getattr(one, "tensor", one) for one in value]
+            tensors = [one for one in inside if isinstance(one, torch.Tensor)]
+            if tensors:
+                found.append(tensors)
+    return found
+
+
+def _works(result: Any) -> list[Any]:
+    results = result if isinstance(result, list | tuple) else [result]
+    return [one for one in results if isinstance(one, distributed_c10d.Work)]
+
+
+def _unwrapping(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of ``P2POp`` that is given torch's own functions, whatever stands for them now."""
+
+    @functools.wraps(original)
+    def method(first: Any, op: Any, *arguments: Any, **keywords: Any) -> Any:
+        return original(first, getattr(op, "_trainmon_original", op), *arguments, **keywords)
+
+    return method
