@@ -68,6 +68,14 @@ class MindSporeBackend(HostBackend):
             )
         return super().flushed(tensors, formats)
 
+    def signs(self, tensors: Sequence[Any], others: Sequence[Any]) -> Lazy:
+        if _compiled(tensors):
+            raise NotImplementedError(
+                "a compiled step (GRAPH mode) shows sums of its gradients, not their elements: their signs can't be "
+                "compared with the momentum's; set gradients.signs: false"
+            )
+        return super().signs(tensors, others)
+
 
 def _compiled(tensors: Sequence[Any]) -> bool:
     return len(tensors) > 0 and isinstance(tensors[0], CompiledSums)

@@ -73,7 +73,8 @@ class MomentumProbe:
                 gradient = there.pop(name, None)
                 if gradient is None or not shard.owner or not self._is_selected(name):
                     continue
-                if shard.apart or tuple(gradient.shape) != tuple(tensor.shape):
+                shape = getattr(gradient, "shape", tensor.shape)  # without one the backend says what it lacks
+                if shard.apart or tuple(shape) != tuple(tensor.shape):
                     self._say_left_out(event.step, name, state)
                     continue
                 gradients.append(gradient)
