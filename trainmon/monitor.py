@@ -725,8 +725,11 @@ class TrainMonitor:
         changed = changed_sections(old, new)
         if self._host is not None:
             self._begin_event = replace(self._begin_event, observed=self._host.observe())
+        remembered = states_of(slot.probe for slot in self._slots)
         self._slots = build_slots(new, keep=self._slots, changed=changed)
+        made = [slot.probe for slot in self._slots if slot.fresh]
         self._begin_probes()
+        self._voice.everywhere(restore(made, remembered, self.step))
         self._governor = None if new.overhead is None else Governor(new.overhead, self._slots)
         if {"comparison", "replicas"} & set(changed):
             self._ranks.configure(new, self._backend, self._begin_event.model)

@@ -161,6 +161,20 @@ def test_another_window_keeps_ages_and_begins_its_window_anew(tmp_path: Path) ->
     assert scalars[9]["moe/max_vio_global/layers.0"] != scalars[9]["moe/max_vio/layers.0"]
 
 
+def test_an_edited_section_goes_on_from_what_it_was(tmp_path: Path) -> None:
+    path, model = tmp_path / "c.yaml", nn.Linear(2, 1)
+    text = "run_name: r\nsinks: {log: false}\nmoe: {per_expert: true, span: 5, hold: %d}\n"
+    path.write_text(text % 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with trainmon.attach(model, optimizer, str(path), output_dir=str(tmp_path)) as mon:
+        train(mon, range(1, 7))
+        path.write_text(text % 3 + "# edited\n")
+        train(mon, range(7, 13))
+    kinds = said(tmp_path)
+    assert "config_changed" in kinds and "ages, windows and shares of 2 layers go on" in kinds["moe_restored"]
+    assert seen(tmp_path)[1][12, "layers.0/3"]["moe/dead_age"] == "9.0"
+
+
 def test_a_state_of_another_step_is_said(tmp_path: Path) -> None:
     with attach(tmp_path / "a") as mon:
         train(mon, range(1, 9))

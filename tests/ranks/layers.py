@@ -159,7 +159,7 @@ def run(
         kind: single, ddp, fsdp2, tp (attention cut by heads, both ranks fed alike), tp+fsdp2 (two ranks each), sp (tp,
             and beside attention each rank has its part of the sequences), cp (each rank has its part of the sequences'
             queries, and all keys), pp (attention on one rank, experts on the other), ep (experts over ``ep_size`` ranks,
-            the rest of the ranks hold copies of them).
+            the rest of the ranks hold copies of them), ep+fsdp2 (instead of copies, each has a part of them).
     """
     import torch
     import torch.distributed as distributed
@@ -171,7 +171,7 @@ def run(
     data_rank, data_world, sequence = rank, world, 1
     names: dict[str, Any] = {}
     ep_rank, ep_group, replicas = 0, None, None
-    if kind == "ep":
+    if kind in ("ep", "ep+fsdp2"):
         ep_rank = rank % ep_size
         for first in range(0, world, ep_size):
             group = distributed.new_group(list(range(first, first + ep_size)))
@@ -203,6 +203,12 @@ def run(
             fully_shard(model, mesh=mesh["dp"])
         if kind == "sp":
             sequence, names = world, {}
+    elif kind == "ep+fsdp2":
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = init_device_mesh("cpu", (world // ep_size, ep_size), mesh_dim_names=("dp", "ep"))
+        fully_shard(model.moe.experts, mesh=mesh["dp"], reshard_after_forward=False)
     elif kind == "cp":
         data_rank, data_world, sequence = 0, 1, world
     elif kind == "pp":
@@ -249,7 +255,7 @@ def run(
                 if came is not None:
                     distributed.send(came.grad, 0)
                 monitor.micro_end(loss, tokens=share // 2 * length)
-            if kind in ("ep", "cp"):
+            if kind in ("ep", "cp", "ep+fsdp2"):
                 average(model, replicas, world)
             if kind == "sp":
                 add_up(model)
@@ -338,7 +344,10 @@ def average(model: Any, replicas: Any, world: int) -> None:
     import torch.distributed as distributed
 
     for name, parameter in model.named_parameters():
-        distributed.all_reduce(parameter.grad, group=replicas if ".experts." in name else None)
+        if hasattr(parameter.grad, "to_local"):  # FSDP has made the mean over the replicas
+            parameter.grad *= distributed.get_world_size(replicas)
+        else:
+            distributed.all_reduce(parameter.grad, group=replicas if ".experts." in name else None)
         parameter.grad /= world
 
 

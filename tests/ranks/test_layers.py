@@ -18,7 +18,7 @@ FLOAT_ERROR = 5e-6
 #: A rank's own.
 OWN = ("activation/",)
 #: Layouts whose micro-batches are not those of a single process: each rank has other tokens.
-OTHER_MICROS = ("ddp", "fsdp2", "tp+fsdp2", "ep")
+OTHER_MICROS = ("ddp", "fsdp2", "tp+fsdp2", "ep", "ep+fsdp2")
 SAME = ("loss/global", "grad/", "weight/", "moment/", "attention/", "moe/", "perf/none")
 
 
@@ -43,6 +43,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, dict[str, Any]
         ("ep", 2, 2, True, "auto"),
         ("ep", 4, 2, True, "torch"),
         ("ep", 4, 2, False, "auto"),
+        ("ep+fsdp2", 4, 2, True, "auto"),
     ],
 )
 def test_layers_show_the_numbers_of_a_single_process(
@@ -96,7 +97,7 @@ def test_layers_show_the_numbers_of_a_single_process(
 
 def _check_activations(kind: str, ranks: int, tables: dict[Any, Any], expected: dict[str, Any]) -> None:
     """Each rank its own part of the activations; the largest over the ranks."""
-    batch = {"ddp": ranks, "fsdp2": ranks, "ep": ranks, "tp+fsdp2": 2}.get(kind, 1)
+    batch = {"ddp": ranks, "fsdp2": ranks, "ep": ranks, "ep+fsdp2": ranks, "tp+fsdp2": 2}.get(kind, 1)
     tokens = ranks if kind == "cp" else 1
     for step in range(layers.STEPS):
         for name, seen in expected["flows"].items():
@@ -127,7 +128,7 @@ def _check_spectra(kind: str, backend: str, tables: dict[Any, Any], expected: di
             [float(table[step, name].get(f"spectral/{what}") or "nan") for table in (expected, tables)]
             for what in ("stable_rank", "sigma", "stable_rank_low")
         )
-        cut = "fsdp2" in kind or (kind in ("tp", "sp") and "attn" in name)
+        cut = kind in ("fsdp2", "tp+fsdp2") or (kind in ("tp", "sp") and "attn" in name)
         if cut:
             assert low[1] <= rank[0] * (1 + FLOAT_ERROR) and rank[1] >= rank[0] * (1 - FLOAT_ERROR)
             assert rank[1] <= 4 * rank[0] and low[1] >= rank[0] / 4
