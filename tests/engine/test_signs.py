@@ -5,12 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="momentum of real optimizers")
 
 import trainmon  # noqa: E402
+from trainmon.backend.host import HostBackend  # noqa: E402
 from trainmon.config import ConfigError, load_config  # noqa: E402
+from trainmon.events import GradsReady, ShardInfo, StepBegin, StepEnd, TensorView, TrainBegin  # noqa: E402
+from trainmon.frame import Frame, Registry  # noqa: E402
+from trainmon.probes.base import ProbeContext  # noqa: E402
+from trainmon.probes.momentum import MomentumProbe  # noqa: E402
 from trainmon.sinks.jsonl import read_jsonl  # noqa: E402
 
 
@@ -154,6 +160,36 @@ def test_sparse_gradients_are_left_out_and_that_is_said(tmp_path: Path) -> None:
         if one.get("kind") == "momentum_left_out"
     ]
     assert "leaves out 0.weight" in said["text"]
+
+
+def test_pieces_of_other_ranks_and_state_that_lies_elsewhere_are_left_out() -> None:
+    """Of four parameters one is this rank's to count, one another's, one has its state elsewhere, one in two states."""
+    names, one = ["mine", "another's", "elsewhere", "twice"], np.ones(4)
+    shards = [ShardInfo(), ShardInfo(owner=False), ShardInfo(apart=True), ShardInfo()]
+
+    class Optimizer:
+        def moments(self) -> dict[str, TensorView]:
+            buffer = TensorView(["twice"], [-one])
+            return {"momentum_buffer": buffer, "exp_avg": TensorView(names, [one] * 4, shards)}
+
+    said: list[str] = []
+    begin = TrainBegin(optimizer=Optimizer())  # type: ignore[arg-type]
+    context = ProbeContext(begin, HostBackend(), lambda *words, **_: said.append(words[2]), lambda _: None)
+    probe, registry = MomentumProbe(names), Registry()
+    probe.begin(context)
+    probe.register(registry)
+    registry.freeze()
+    frame = Frame(registry)
+    for step in (1, 2):
+        probe.on_step_begin(StepBegin(step, 0.0))
+        probe.on_grads_ready(GradsReady(step, TensorView(names, [one, one, one, -one]), "reduced"))
+        probe.on_grads_ready(GradsReady(step, TensorView(names, [-one] * 4), "clipped"))  # the same once more
+        sample = probe.close(StepEnd(step, 0.0))
+        frame.clear(step)
+        sample.write(frame, HostBackend().read(sample.lazies).wait())
+        assert frame.sums.tolist() == [4 - 4, 8], "mine agrees, twice is against its exp_avg"
+    (text,) = said
+    assert "leaves out elsewhere and others like it: exp_avg is kept in other pieces" in text
 
 
 def test_gradients_of_which_only_sums_are_there() -> None:
