@@ -301,6 +301,8 @@ def test_the_last_of_many_elements_counts(name: str) -> None:
     array = memory.view(ml_dtypes.float8_e5m2)
     zeros = canonical(call(name, *CALLS[name].arguments([array])))
     memory[-1] = 0x7F
+    if name == "sign_agreement":
+        memory[-1] = 0x3C  # 1: NaN has no sign, as 0 has none
     assert canonical(call(name, *CALLS[name].arguments([array]))) != zeros
 
 

@@ -120,7 +120,7 @@ def test_references_on_success() -> None:
 )
 def test_references_after_every_raise(bad: Any) -> None:
     good = [make("float32", layout, "ordinary") for layout in ("contiguous", "fortran", "reversed")]
-    names = ["a", "b", "c", "d"]
+    names = [f"name {number}" for number in range(4)]  # of nobody else
     tensors = [*good, bad]
     objects = [*good, bad, *names, tensors]
     before = references(objects)

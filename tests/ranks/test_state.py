@@ -66,13 +66,13 @@ def _reload(directory: str) -> dict[str, Any]:
             )
             with torch.no_grad():
                 model(torch.randn(4, 6))  # leaves the root's parameters gathered
-            monitor._list._age = 1000  # and the model is listed anew just then
+            monitor._watch.parameters._age = 1000  # and the model is listed anew just then
             monitor.step_end()
     if distributed.get_rank():
         return {}
     place = Path(directory) / "r/rank_0"
     scalars = [record for record in read_jsonl(place / "scalars.jsonl") if "step" in record]
-    names = sorted(monitor._list.names)
+    names = sorted(monitor._watch.parameters.names)
     events = [
         event for event in read_jsonl(place / "events.jsonl") if event.get("level") in ("warning", "error")
     ]
