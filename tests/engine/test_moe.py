@@ -322,6 +322,40 @@ def test_ages_windows_and_layers_that_come_later(tmp_path: Path) -> None:
     assert said["step"] == 3 and said["text"].endswith("2 of x")
 
 
+def test_what_a_layer_counts_is_believed_rather_than_its_logits(tmp_path: Path) -> None:
+    """A bias that the layer adds to its router's logits is not in them."""
+
+    class Biased(Mixture):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            logits = self.gate(x.flatten(0, -2))
+            chosen = (logits + torch.tensor([0.0, 50.0, 50.0, 0.0])).topk(K).indices
+            self.tokens_per_expert += torch.bincount(chosen.flatten(), minlength=E)
+            return logits
+
+    model = nn.ModuleDict({"moe": Biased()})
+    model.moe.register_buffer("tokens_per_expert", torch.zeros(E))
+    with attach(model, tmp_path) as mon:
+        model.moe(torch.randn(5, WIDTH)).sum().backward()
+        mon.step_end()
+    assert loads(tmp_path, "moe") == [0, 5, 5, 0]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_counters_that_stop_counting_are_not_read(tmp_path: Path, dtype: torch.dtype) -> None:
+    """A cast of the whole model takes them along: 16 bits hold 256 tokens, or 2048, and then no more."""
+    model = nn.ModuleDict({name: Mixture("nothing") for name in ("a", "b")})
+    for layer in model.values():
+        layer.tokens_per_expert.fill_(300)
+        layer.tokens_per_expert.data = layer.tokens_per_expert.to(dtype)
+    with attach(model, tmp_path) as mon:
+        for _ in range(2):
+            sum(layer(torch.randn(5, WIDTH)).sum() for layer in model.values()).backward()
+            mon.step_end()
+    (said,) = events(tmp_path, "counter_too_short")
+    assert "tokens_per_expert of a (and of 1 other layers)" in said["text"] and "float32" in said["text"]
+    assert "moe/max_vio/a" not in steps(tmp_path)[1]
+
+
 def test_a_router_that_tells_nothing_is_said_once(tmp_path: Path) -> None:
     model = nn.ModuleDict({"moe": Mixture("nothing")})
     model.moe.tokens_per_expert = None

@@ -2,9 +2,10 @@
 
 A layer is a module with a child ``experts`` and a router beside it (``gate``, ``router``, ``wg``). What a router returns
 tells how to read it: integers [tokens, k] are the experts chosen, a bool map [tokens, E] marks them, E integers are
-counts; of logits [tokens, E] alone the k largest are taken, which is the choice unless the layer adds something to them.
-Where no router is found, called or understood, buffers such as ``tokens_per_expert`` are read before and after the layer
-runs, so that it does not matter who empties them when, nor what checkpointing counts again. Of a layer inside
+counts; of logits [tokens, E] alone the k largest are taken, which is the choice unless the layer adds something to them:
+only where the layer counts nothing itself. Where no router is found, called or understood, buffers such as
+``tokens_per_expert`` are read before and after the layer runs, so that it does not matter who empties them when, nor what
+checkpointing counts again; those of 16 bits are not, since they stop counting at 256 (float16 at 2048). Of a layer inside
 torch.compile, whose hooks are not called, they are read when a micro-batch ends and before the weights are updated.
 """
 
@@ -126,7 +127,8 @@ class ExpertHooks:
         self._handles: list[Any] = []
         self._misread: set[str] = set()
         self._routed: set[str] = set()  # layers whose routers were understood: their counters are not needed
-        self._counters = {layer.name: _Counter(layer) for layer in layers if layer.counters}
+        self._counters = {layer.name: _Counter(layer) for layer in layers if _counts(layer)}
+        self._too_short = [layer for layer in layers if layer.counters and layer.name not in self._counters]
 
     def known(self) -> list[ExpertLayer]:
         return [ExpertLayer(layer.name, layer.experts) for layer in self._layers]
@@ -135,7 +137,7 @@ class ExpertHooks:
         for layer in self._layers:
             if layer.router is not None and self._hooked:
                 self._handles.append(layer.router.register_forward_hook(self._after(layer)))
-            if layer.counters and layer.hookable:
+            if layer.name in self._counters and layer.hookable:
                 before, after = self._around(layer.name)
                 self._handles.append(layer.module.register_forward_pre_hook(before))
                 self._handles.append(layer.module.register_forward_hook(after))
@@ -150,9 +152,23 @@ class ExpertHooks:
     def arm(self, on: bool) -> None:
         """A step begins: the counters of compiled layers are read from where they stand now."""
         self.on = on
+        if on and self._too_short:
+            self._say_too_short()
         for counter in self._counters.values() if on else ():
             if not counter.hookable:
                 counter.mark()
+
+    def _say_too_short(self) -> None:
+        (first, *others), self._too_short = self._too_short, []
+        name = first.counters[0][1]
+        more = f" (and of {len(others)} other layers)" if others else ""
+        self._monitor.say(
+            "warning",
+            "counter_too_short",
+            f"{name} of {first.name}{more} has 16 bits, perhaps by a cast of the whole model: it stops counting after a few "
+            "hundred tokens and is not read; keep it in float32",
+            step=self._monitor.step,
+        )
 
     def poll(self) -> None:
         """What compiled layers have counted since the last call, or since the step began; before somebody empties it."""
@@ -198,13 +214,14 @@ class ExpertHooks:
         return before, after
 
     def _read(self, layer: MoeLayer, output: Any) -> ExpertsSeen | None:
-        routing = _routing(output, layer.experts, layer.chosen)
+        # A layer that counts knows better than logits: it may add a bias to them, or choose among groups first.
+        routing = _routing(output, layer.experts, layer.chosen, logits=layer.name not in self._counters)
         if routing is not None:
             what, tensor = routing
             chosen = {"indices": None, "counts": None} | {what: tensor}
             self._routed.add(layer.name)
             return ExpertsSeen(layer.name, self._micro(), layer.experts, chosen["indices"], chosen["counts"])
-        if layer.name not in self._misread and not layer.counters:
+        if layer.name not in self._misread and layer.name not in self._counters:
             self._misread.add(layer.name)
             self._monitor.say(
                 "warning",
@@ -241,8 +258,16 @@ class _Counter:
         return total
 
 
-def _routing(output: Any, experts: int | None, chosen: int | None) -> tuple[str, torch.Tensor] | None:
-    """What a router's output says of the choice: ``indices`` or ``counts``, detached."""
+def _counts(layer: MoeLayer) -> bool:
+    """Whether the layer has counters, and they can hold what they count."""
+    buffers = [getattr(module, name) for module, name in layer.counters]
+    return bool(buffers) and not any(b.is_floating_point() and b.element_size() < 4 for b in buffers)
+
+
+def _routing(
+    output: Any, experts: int | None, chosen: int | None, *, logits: bool
+) -> tuple[str, torch.Tensor] | None:
+    """What a router's output says of the choice: ``indices`` or ``counts``, detached; ``logits``: also what they suggest."""
     tensors = [local(tensor.detach()) for tensor in tensors_in(output)]
     whole = [t for t in tensors if not t.is_floating_point() and not t.is_complex() and not t.is_meta]
     for tensor in whole:
@@ -254,7 +279,7 @@ def _routing(output: Any, experts: int | None, chosen: int | None) -> tuple[str,
     for tensor in whole:
         if tensor.ndim == 1 and tensor.shape[0] == experts and tensor.dtype != torch.bool:
             return "counts", tensor
-    for tensor in tensors:
+    for tensor in tensors if logits else ():
         if tensor.is_floating_point() and tensor.ndim >= 2 and tensor.shape[-1] == experts and chosen:
             return "indices", tensor.topk(chosen, dim=-1).indices
     return None
