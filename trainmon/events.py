@@ -294,6 +294,7 @@ class Host(Protocol):
 @dataclass(frozen=True, slots=True)
 class TrainBegin:
     """The run starts or resumes. ``resumed_step`` is the last step that was finished before, 0 for a new run;
+    ``consumed_tokens`` and ``consumed_samples`` are what earlier lives consumed, None if the host doesn't know;
     ``reproduction`` are the seeds, flags and versions that must be alike for a run to come out alike."""
 
     model: ModelView | None = None
@@ -301,8 +302,8 @@ class TrainBegin:
     layout: Layout = field(default_factory=Layout)
     resumed_step: int = 0
     total_steps: int | None = None
-    consumed_tokens: int = 0
-    consumed_samples: int = 0
+    consumed_tokens: int | None = None
+    consumed_samples: int | None = None
     host: str = "none"
     actions: Collection[Action] = ENGINE_ACTIONS
     host_config: Mapping[str, Any] = field(default_factory=dict)

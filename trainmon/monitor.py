@@ -59,6 +59,7 @@ from trainmon.run import Run
 from trainmon.series import catalogue
 from trainmon.signals import TerminationHook
 from trainmon.sinks.blackbox import COLLECT, GATE, GATED, MERGE, MERGED
+from trainmon.sinks.jsonl import last_record
 from trainmon.slots import Slot, build_slots
 from trainmon.summary import Summary
 from trainmon.supervision import Supervision
@@ -163,6 +164,7 @@ class TrainMonitor:
         self._stop_reason: str | None = None
         self._termination: TerminationHook | None = None
         self._at_begin: Callable[[], object] = lambda: None
+        self._before: dict[str, Any] = {}  # of the step that this life goes on from
 
     # -- the life of a run ------------------------------------------------------------------------------------------
 
@@ -207,6 +209,7 @@ class TrainMonitor:
         )
         self._voice.run = self._run
         self._summary.directory = self._run.info.directory
+        self._look_back(self._run)
         self._listen()
         closer = weakref.WeakMethod(self.close)
         self._at_exit = lambda: (bound := closer()) and bound(status="unfinished", reason="the program ended")
@@ -225,8 +228,20 @@ class TrainMonitor:
         self.overhead_ns += time.perf_counter_ns() - entered
         self._at_begin()
 
+    def _look_back(self, run: Run) -> None:
+        """What an earlier life of the run, in the same directory, published at the step that this one goes on from."""
+        step, directory = self._begin_event.resumed_step, run.info.rank_directory
+        if step == 0 or directory is None or self._ranks.group.rank != 0:
+            return
+        try:
+            self._before.update(last_record(directory / "scalars.jsonl", step))
+        except OSError:  # there was none, or none here
+            return
+
     def _begin_probes(self) -> None:
-        context = ProbeContext(self._begin_event, self._backend, self.say, self._found, self._order)
+        context = ProbeContext(
+            self._begin_event, self._backend, self.say, self._found, self._order, self._before
+        )
         for slot in self._slots:
             if slot.fresh:
                 slot.probe.begin(context)

@@ -155,6 +155,18 @@ def test_rates_and_time_left_after_a_resume(tmp_path: Path) -> None:
     assert records[0]["time/eta"] is None
 
 
+def test_totals_go_on_from_the_run_s_own_file(tmp_path: Path) -> None:
+    """Where the host doesn't know what earlier lives consumed; what came after the step doesn't count."""
+    run(monitor(tmp_path), [[(1.0, 1000)]] * 4, consumed_tokens=0)
+    run(monitor(tmp_path), [[(1.0, 10)]] * 3, first=3)
+    assert [record["data/tokens"] for record in steps_of(tmp_path)][4:] == [2010, 2020, 2030]
+    run(monitor(tmp_path), [[(1.0, 1)]], first=5)  # the newest life that had the step
+    assert steps_of(tmp_path)[-1]["data/tokens"] == 2021
+    run(monitor(tmp_path / "elsewhere"), [[(1.0, 10)]], first=3)
+    (record,) = steps_of(tmp_path / "elsewhere")
+    assert record["data/tokens"] is None and record["perf/tokens_per_second"] == 10
+
+
 def test_values_of_any_scalar_type(tmp_path: Path) -> None:
     mon = monitor(tmp_path)
     mon.begin(TrainBegin())

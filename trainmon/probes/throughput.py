@@ -1,7 +1,9 @@
 """Tokens and samples a second, and what was consumed in all (formulas: docs/formulas.md, Throughput).
 
 A rate belongs to one step: its tokens over its own seconds, so that a resume, which brings a large total with it,
-changes no rate. Ranks add their own tokens and samples; what earlier lives consumed is the run's and counts once.
+changes no rate. Ranks add their own tokens and samples; what earlier lives consumed is the run's and counts once:
+as the host knows it, else as rank 0's ``scalars.jsonl`` has it at the step that the run goes on from. Without either the
+totals are null.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ from trainmon.frame import Flags, Floats, Frame, Registry
 from trainmon.probes.base import ProbeContext, Sample
 
 __all__ = ["ThroughputProbe"]
+
+_TOTALS = ("data/tokens", "data/consumed_samples")
 
 
 def _rate(amount: Floats, seconds: Floats) -> tuple[Floats, Flags]:
@@ -74,8 +78,11 @@ class ThroughputProbe:
         def write(frame: Frame, read: Sequence[Floats]) -> None:
             tokens, samples, duration, own_tokens, own_samples = self._parts
             begin = self._context.begin
-            frame.set(self._before[0], float(begin.consumed_tokens))
-            frame.set(self._before[1], float(begin.consumed_samples))
+            told = (begin.consumed_tokens, begin.consumed_samples)
+            for part, series, number in zip(self._before, _TOTALS, told, strict=True):
+                before = self._consumed(series, number)
+                if before is not None:
+                    frame.set(part, before)
             if seconds is not None:
                 frame.set(duration, seconds)
             if not begin.layout.counts_tokens:
@@ -92,3 +99,12 @@ class ThroughputProbe:
                 frame.set(own_samples, self._own_samples)
 
         return Sample((*token_lazies, *sample_lazies), write)
+
+    def _consumed(self, series: str, told: int | None) -> float | None:
+        """What earlier lives consumed, as the host knows it, or as the run's own file has it."""
+        if told is not None:
+            return float(told)
+        if self._context.begin.resumed_step == 0:
+            return 0.0
+        before = self._context.before.get(series)
+        return float(before) if isinstance(before, int | float) else None

@@ -18,7 +18,9 @@ from typing import Any
 from trainmon.frame import Snapshot
 from trainmon.sinks.base import Cadence, Message, RecordFile, RunInfo, plain
 
-__all__ = ["JsonlSink", "read_jsonl"]
+__all__ = ["JsonlSink", "last_record", "read_jsonl"]
+
+_LOOK_BACK = 64 << 20
 
 _SPECIAL = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
@@ -143,6 +145,26 @@ def read_jsonl(path: str | Path, *, latest: bool = False) -> list[dict[str, Any]
             record = {name: _SPECIAL.get(v, v) if isinstance(v, str) else v for name, v in record.items()}
         records.append(record)
     return records
+
+
+def last_record(path: str | Path, step: int) -> dict[str, Any]:
+    """The newest record of a step in a ``scalars.jsonl``, looked for near its end; empty if there is none.
+
+    Raises:
+        OSError: the file can't be read.
+    """
+    with Path(path).open("rb") as file:
+        size = file.seek(0, 2)
+        file.seek(max(0, size - _LOOK_BACK))
+        lines = file.read().split(b"\n")
+    start = f'{{"step": {step},'.encode()
+    for line in reversed(lines):
+        if line.startswith(start):
+            try:
+                return dict(json.loads(line))
+            except ValueError:  # half a line of a kill
+                continue
+    return {}
 
 
 def _restore(value: Any) -> Any:

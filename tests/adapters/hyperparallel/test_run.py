@@ -245,6 +245,11 @@ def test_a_resumed_run_goes_on_with_the_step(tmp_path: Path, name: str) -> None:
     assert [record["step"] for record in records] == [1, 2, 3, 4]
     rates = [0.001953125, 0.00390625, 0.005859375, 0.0078125]
     assert [record["optim/lr"] for record in records] == rates
+    tokens = [record["data/tokens"] for record in records]
+    assert tokens[0] > 0 and tokens[2:] == [
+        tokens[1] + tokens[0],
+        2 * tokens[1],
+    ]  # the epoch's data once more
     life = life_of(tmp_path)
     assert (life["life"], life["resumed_step"], life["status"]) == (2, 2, "completed")
 

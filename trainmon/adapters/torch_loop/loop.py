@@ -58,8 +58,8 @@ def attach(
     *,
     total_steps: int | None = None,
     resumed_step: int = 0,
-    consumed_tokens: int = 0,
-    consumed_samples: int = 0,
+    consumed_tokens: int | None = None,
+    consumed_samples: int | None = None,
     backend: Literal["auto", "host", "torch"] = "auto",
     counts_tokens: bool = True,
     data_rank: int | None = None,
@@ -81,7 +81,8 @@ def attach(
             the defaults.
         total_steps: last step, for progress and the time left.
         resumed_step: last step that an earlier life finished; the first step here is the next one.
-        consumed_tokens, consumed_samples: what earlier lives consumed.
+        consumed_tokens, consumed_samples: what earlier lives consumed; None: what the run's own ``scalars.jsonl`` has at
+            ``resumed_step``, and without one the totals are null.
         backend: ``host`` reads with the C kernels, ``torch`` computes on the tensors' device; ``auto`` takes ``host``
             if all parameters are in host memory.
         counts_tokens: whether this rank's loss, tokens and samples count. Of ranks that are fed the same tokens (tensor
@@ -337,10 +338,10 @@ class TorchLoop:
             samples: sequences in this step.
             grad_norm: the norm before clipping (``clip_grad_norm_`` returns it), if ``grads_ready`` is not called.
             overflow: whether a loss scaler skipped the update.
+            loss_parts: named losses of the step, if no micro-batch gave them.
 
         Raises:
             TrainingStopped: a rule with the action ``raise`` ends the run; on every rank at the same step.
-            loss_parts: named losses of the step, if no micro-batch gave them.
         """
         self._watch.step_end(
             skipped=self._skipped,

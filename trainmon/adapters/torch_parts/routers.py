@@ -165,8 +165,8 @@ class ExpertHooks:
         self._monitor.say(
             "warning",
             "counter_too_short",
-            f"{name} of {first.name}{more} has 16 bits, perhaps by a cast of the whole model: it stops counting after a few "
-            "hundred tokens and is not read; keep it in float32",
+            f"{name} of {first.name}{more} has 16 bits, perhaps by a cast of the whole model: it stops counting after "
+            "a few hundred tokens and is not read; keep it in float32",
             step=self._monitor.step,
         )
 
@@ -267,7 +267,7 @@ def _counts(layer: MoeLayer) -> bool:
 def _routing(
     output: Any, experts: int | None, chosen: int | None, *, logits: bool
 ) -> tuple[str, torch.Tensor] | None:
-    """What a router's output says of the choice: ``indices`` or ``counts``, detached; ``logits``: also what they suggest."""
+    """What a router's output says of the choice: ``indices`` or ``counts``, detached; ``logits``: by those alone, too."""
     tensors = [local(tensor.detach()) for tensor in tensors_in(output)]
     whole = [t for t in tensors if not t.is_floating_point() and not t.is_complex() and not t.is_meta]
     for tensor in whole:

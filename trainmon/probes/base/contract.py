@@ -47,6 +47,8 @@ class ProbeContext:
         say: tells the user something.
         found: takes a value that is not finite; in every step in which there is one: saying it is not the probe's part.
         order: numbers what probes see one after the other, for ``Finding.call``.
+        before: what an earlier life of the run published at the step that this one goes on from, by series; on rank 0
+            alone, once the first step has begun.
     """
 
     begin: TrainBegin
@@ -54,6 +56,7 @@ class ProbeContext:
     say: Say
     found: Callable[[Finding], None]
     order: Callable[[], int] = field(default_factory=lambda: itertools.count().__next__)
+    before: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
