@@ -1,4 +1,4 @@
-"""What the torch backend needs while it works: bounded, however large a tensor is."""
+"""What backends need while they work: bounded, however large a tensor is."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch", reason="the torch backend needs torch")
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils._pytree import tree_leaves  # noqa: E402
 
+import trainmon.backend.host as host_backend  # noqa: E402
 import trainmon.backend.torch as backend_torch  # noqa: E402
 import trainmon.backend.torch_attention as backend_attention  # noqa: E402
 from trainmon.backend.host import HostBackend  # noqa: E402
@@ -157,3 +158,15 @@ def test_no_memory_grows_with_queries_times_keys(
         one.read([row]).wait()[0] for one, row in ((device, lazy), (HostBackend(), call(HostBackend())))
     )
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_adams_estimate_in_host_memory_widens_block_by_block(dtype: Any) -> None:
+    torch.manual_seed(0)
+    mean, weight = (torch.randn(300, 1000).to(dtype) for _ in range(2))
+    step = AdamStep("w", mean, mean.square(), torch.tensor(3.0), 0.1, (0.9, 0.99), 1e-8, 0.01)
+    most, lazy = peak_of(lambda: HostBackend().adam_squares([step], [weight]))
+    assert most <= 6 * 8 * host_backend._BLOCK, "the last blocks and the next ones"
+    m, v, w = mean.double(), step.square.double(), weight.double()
+    move = m / (1 - 0.9**3) / ((v / (1 - 0.99**3)).sqrt() + 1e-8) + 0.01 * w
+    assert HostBackend().read([lazy]).wait()[0] == pytest.approx(float(move.square().sum()) * 0.01, rel=1e-9)

@@ -219,22 +219,22 @@ def _adam_square(step: AdamStep, weight: Any) -> float:
     correct_mean, correct_square = 1 - one**updates, 1 - two**updates
     total = 0.0
     with np.errstate(all="ignore"):
-        for start in range(0, arrays[0].size, _BLOCK):
-            m, v, w = (array[start : start + _BLOCK].astype(np.float64) for array in arrays)
+        for start in range(0, math.prod(arrays[0].shape), _BLOCK):
+            m, v, w = (_wide(array[start : start + _BLOCK]) for array in arrays)
             move = (m / correct_mean) / (np.sqrt(v / correct_square) + step.eps) + step.decay * w
             total += float(np.dot(move, move))
     return total * float(step.lr) ** 2
 
 
 def _flat(tensor: Any) -> Any:
-    """As a NumPy array, widened only where NumPy has no such dtype."""
-    if not hasattr(tensor, "detach"):
-        return np.ravel(tensor)
-    tensor = tensor.detach()
-    try:
-        return np.asarray(tensor).reshape(-1)
-    except TypeError:
-        return np.asarray(tensor.float()).reshape(-1)
+    """In one dimension, in its own dtype."""
+    return tensor.detach().reshape(-1) if hasattr(tensor, "detach") else np.ravel(tensor)
+
+
+def _wide(block: Any) -> Floats:
+    """Some elements as float64; bfloat16, which NumPy doesn't have, through the tensor's own conversion."""
+    wide: Floats = block.double().numpy() if hasattr(block, "double") else block.astype(np.float64)
+    return wide
 
 
 def _propagating(stats: Any, field: str) -> Floats:
