@@ -222,7 +222,7 @@ class TrainMonitor:
                 "warning",
                 "ranks_not_merged",
                 f"{event.layout.world} ranks, but no process group yet: values are not merged, what is shown is rank "
-                f"{event.layout.rank}'s own; initialise torch.distributed before attach()",
+                f"{event.layout.rank}'s own; the ranks' process group has to be there before trainmon begins",
                 step=self.step,
             )
         self.overhead_ns += time.perf_counter_ns() - entered

@@ -17,6 +17,7 @@ from trainmon.adapters.mindspore.outputs import Outputs, number, read_outputs
 from trainmon.adapters.mindspore.parameters import OptimizerView, ParameterList, find_optimizer
 from trainmon.backend.determinism import reproduction
 from trainmon.backend.mindspore import MindSporeBackend
+from trainmon.dist import Group
 from trainmon.events import (
     ENGINE_ACTIONS,
     Action,
@@ -74,9 +75,9 @@ class Session:
         cell = self._cell = params.train_network
         self._optimizer = find_optimizer(params.get("optimizer"), cell, params.get("network"))
         self._addressable = mindspore.get_context("device_target") == "CPU"
-        world = int(params.get("device_number") or 1)
+        group = _all_ranks()
         apart = params.get("parallel_mode") not in (None, "stand_alone", "data_parallel")
-        layout = Layout(_rank(world), world)
+        layout = Layout() if group is None else Layout(group.rank, group.size)
         network = params.get("network") or cell
         self._parameters = ParameterList(
             network, self._optimizer, self._addressable, layout.rank if apart else None
@@ -97,9 +98,10 @@ class Session:
         self._scale: float | None = None
         self._decision = Decision()
         self._said: set[str] = set()
-        self._begin(layout)
+        self._world = layout.world
+        self._begin(layout, None if apart else group)
 
-    def _begin(self, layout: Layout) -> None:
+    def _begin(self, layout: Layout, group: Group | None) -> None:
         params = self._params
         batches = int(params.get("batch_num") or 0)
         total = self._base + int(params.epoch_num) * batches if batches else None
@@ -114,7 +116,7 @@ class Session:
             host_config={"mode": "GRAPH" if is_graph() else "PYNATIVE"},
             reproduction=reproduction(),
         )
-        self.monitor.begin(begin, MindSporeBackend(), None, host=self)
+        self.monitor.begin(begin, MindSporeBackend(), group, host=self)
         self.install(self._done)
         if not self._addressable:
             self._tell_once(
@@ -132,7 +134,14 @@ class Session:
     def install(self, step: int) -> None:
         """Hooks for what probes listen to now; once a graph is compiled none can be added to it."""
         gradients = self._wants_gradients()
-        if gradients and self._by_sums and self._compiled is None:
+        if gradients and self._by_sums and self._world > 1:
+            self._tell_once(
+                "info",
+                "gradients_unreduced",
+                "hooks in a compiled step see gradients before they are reduced over ranks: norms of gradients are null "
+                "but for the global norm that a step cell returns",
+            )
+        elif gradients and self._by_sums and self._compiled is None:
             if self._mark is not None:
                 text = "gradients were switched on after the step was compiled: they are seen in the next run only"
                 self._tell_once("warning", "compiled_already", text)
@@ -343,12 +352,13 @@ class Session:
             self.monitor.say(level, kind, text, step=self.step)
 
 
-def _rank(world: int) -> int:
-    if world == 1:
-        return 0
-    from mindspore.communication import get_rank
+def _all_ranks() -> Group | None:
+    from trainmon.dist.mindspore_group import MindSporeGroup, is_initialized
 
-    return int(get_rank())
+    if not is_initialized():
+        return None
+    group = MindSporeGroup()
+    return group if group.size > 1 else None
 
 
 def _resumed(params: Mapping[str, Any], told: int | None) -> int:
