@@ -59,6 +59,7 @@ class Mesh:
 class Piece(torch.Tensor):
     """Its shape is the whole's; arithmetic on it is an error, as where HyperParallel knows no layout for it."""
 
+    detaches = True  # which making a parameter of it needs
     _local: torch.Tensor
     device_mesh: Any
     placements: tuple[Any, ...]
@@ -77,7 +78,13 @@ class Piece(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
-        if function is torch.ops.aten.detach.default:
+        if function is torch.ops.aten.detach.default and cls.detaches:
             piece = arguments[0]
             return cls(piece._local, piece.device_mesh, *piece.placements)
         raise NotImplementedError(f"no layout is known for {function}")
+
+
+class Bare(Piece):
+    """For which no operation at all is known."""
+
+    detaches = False

@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch", reason="the adapter needs torch")
 
 import trainmon  # noqa: E402
 from tests.adapters.hyperparallel.pieces import (  # noqa: E402
+    Bare,
     Mesh,
     Partial,
     Piece,
@@ -19,7 +20,7 @@ from tests.adapters.hyperparallel.pieces import (  # noqa: E402
     Shard,
     StridedShard,
 )
-from tests.adapters.hyperparallel.runs import config, said, steps_of  # noqa: E402
+from tests.adapters.hyperparallel.runs import config, said, steps_of, tables_of  # noqa: E402
 from tests.ranks.gloo import on_ranks  # noqa: E402
 from trainmon.adapters.hyperparallel.places import axis, chunk_names, layout_of, model_of  # noqa: E402
 
@@ -33,10 +34,14 @@ class Trainer:
         self._callbacks: list[Any] = []
         self.config = SimpleNamespace(training=SimpleNamespace(max_grad_norm=1.0))
         self.mesh = None
+        self.norm: Any = 1.0
         vars(self).update(attributes)
 
-    def prepare_optimizer_step(self) -> float:
-        return 1.0
+    def prepare_in_step(self) -> Any:
+        """Forward and backward."""
+
+    def prepare_optimizer_step(self) -> Any:
+        return self.norm
 
     def step(self, number: int) -> None:
         (callback,) = self._callbacks
@@ -44,9 +49,10 @@ class Trainer:
         if number == 1:
             callback.on_epoch_begin(state)
         callback.on_step_begin(state)
+        self.prepare_in_step()
         self.prepare_optimizer_step()
         state.global_step = number
-        callback.on_step_end(state, loss=None, loss_dict=None, grad_norm=1.0)
+        callback.on_step_end(state, loss=None, loss_dict=None, grad_norm=self.norm)
 
 
 def module(**parameters: Any) -> Any:
@@ -104,6 +110,37 @@ def test_main_grad_is_the_gradient(tmp_path: Path) -> None:
     session.end()
     (record,) = steps_of(tmp_path)
     assert record["grad/norm"] == 13
+
+
+def test_losses_norms_and_activations_that_lie_in_pieces(tmp_path: Path) -> None:
+    """Nothing is asked of them but this rank's piece."""
+    mesh = Mesh(0, 1)
+
+    class Layer(torch.nn.Module):
+        def forward(self) -> Any:
+            return Bare(torch.tensor([3.0, 4.0]), mesh, Replicate())
+
+    class Loss(torch.nn.Module):
+        def forward(self, *, model_output: Any, labels: Any) -> Any:
+            return Bare(torch.tensor(2.5), mesh, Replicate())
+
+    model = module(w=torch.zeros(4))
+    model.layer = Layer()
+    trainer = Trainer(model, loss_fn=Loss(), current_token_counts={"foundation_tokens": torch.tensor(7)})
+
+    def prepare() -> None:
+        trainer.loss_fn(model_output=trainer.model.layer(), labels=torch.zeros(2, 4))
+        model.w.grad = torch.tensor([3.0, 0, 0, 4])
+
+    trainer.norm, trainer.prepare_in_step = Bare(torch.tensor(5.0), mesh, Replicate()), prepare
+    session = trainmon.attach_hyperparallel(
+        trainer, config(tmp_path, activations={"every": 1, "target": "layer"})
+    )
+    trainer.step(1)
+    session.end()
+    (record,) = steps_of(tmp_path)
+    assert (record["loss/global"], record["data/tokens"], record["grad/norm"]) == (2.5, 7, 5)
+    assert tables_of(tmp_path)["activation/norm", "1", "layer"] == 5 and not said(tmp_path, "internal_error")
 
 
 def test_no_losses_no_norms_no_counts(tmp_path: Path) -> None:

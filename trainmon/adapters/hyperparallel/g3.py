@@ -21,6 +21,7 @@ import torch
 from trainmon.adapters.hyperparallel.reading import max_grad_norm, read
 from trainmon.adapters.hyperparallel.session import Session, guarded
 from trainmon.adapters.torch_parts.modules import is_repeated, tensors_in
+from trainmon.adapters.torch_parts.shards import without_graph
 
 __all__ = ["HOOKS", "ThirdGeneration", "position"]
 
@@ -158,7 +159,7 @@ class ThirdGeneration:
         losses = tensors_in(output)
         counts = read(self.session.trainer, "current_token_counts")
         tokens = counts.get("foundation_tokens") if isinstance(counts, Mapping) else None
-        self._pending = (losses[0].detach() if losses else None), tokens
+        self._pending = (without_graph(losses[0]) if losses else None), tokens
         labels = keywords.get("labels")
         if isinstance(labels, torch.Tensor) and labels.ndim >= 2:
             self._samples = (self._samples or 0) + int(labels.shape[0])
@@ -196,4 +197,4 @@ class ThirdGeneration:
 
     def _norm(self, norm: Any) -> Any:
         """With clipping off the host says 0 and knows nothing."""
-        return norm if max_grad_norm(self.session.trainer) is not None else None
+        return None if max_grad_norm(self.session.trainer) is None else without_graph(norm)

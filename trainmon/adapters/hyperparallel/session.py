@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeVar
 from trainmon.adapters.hyperparallel.places import chunk_names, layout_of, model_of
 from trainmon.adapters.hyperparallel.seams import Seams
 from trainmon.adapters.hyperparallel.settings import HostSettings
+from trainmon.adapters.torch_parts.shards import without_graph
 from trainmon.adapters.torch_parts.watch import Watch, all_ranks, backend_for
 from trainmon.backend import Backend
 from trainmon.backend.determinism import deterministic, reproduction
@@ -286,7 +287,7 @@ class Session:
         """
         if not self.running:
             return Decision()
-        watch = self.watch
+        watch, grad_norm = self.watch, without_graph(grad_norm)
         if not (watch.shown or clipped):
             watch.show_gradients("reduced", clip_norm)
         else:
@@ -304,6 +305,7 @@ class Session:
             return Decision()
         self._running = False
         self._done, self._mark = step, time.perf_counter()
+        facts = {name: without_graph(value) for name, value in facts.items()}
         if not self._micro_seen:
             facts["tokens"] = self._tokens_without_micros(facts.get("tokens"))
         else:

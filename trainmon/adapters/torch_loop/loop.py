@@ -20,7 +20,8 @@ import torch
 
 from trainmon.adapters.base import layout_from_environment
 from trainmon.adapters.torch_parts.parameters import NameOf, PieceOf
-from trainmon.adapters.torch_parts.watch import Watch, all_ranks, backend_for, detached
+from trainmon.adapters.torch_parts.shards import without_graph
+from trainmon.adapters.torch_parts.watch import Watch, all_ranks, backend_for
 from trainmon.backend import Backend
 from trainmon.backend.determinism import reproduction
 from trainmon.dist import Group
@@ -199,7 +200,7 @@ class TorchLoop:
             parts=parts,
             token_losses=None
             if token_losses is None
-            else TokenLosses(detached(token_losses), weights, sources),
+            else TokenLosses(without_graph(token_losses), weights, sources),
             loss_scale=loss_scale,
         )
 
@@ -211,7 +212,7 @@ class TorchLoop:
             max_logit: one number for the layer, or one a head.
             first_head: which of the layer's heads on all ranks the first one is (tensor parallel).
         """
-        self._attention_seen(layer, lambda: MaxLogits(detached(max_logit)), first_head)
+        self._attention_seen(layer, lambda: MaxLogits(without_graph(max_logit)), first_head)
 
     def attention_rows(self, layer: str, row_max: Any, row_sum: Any, *, first_head: int = 0) -> None:
         """What a fused kernel returns of each row: its largest logit and the sum of exp(logit - that).
@@ -221,7 +222,9 @@ class TorchLoop:
             row_max, row_sum: [..., heads, rows].
             first_head: as in :meth:`attention`.
         """
-        self._attention_seen(layer, lambda: RowSums(detached(row_max), detached(row_sum)), first_head)
+        self._attention_seen(
+            layer, lambda: RowSums(without_graph(row_max), without_graph(row_sum)), first_head
+        )
 
     def attention_qk(
         self,
@@ -249,7 +252,7 @@ class TorchLoop:
         size = q.shape[-1] ** -0.5 if scale is None else scale
         self._attention_seen(
             layer,
-            lambda: QueryKey(detached(q), detached(k), size, causal, q_start, detached(mask)),
+            lambda: QueryKey(without_graph(q), without_graph(k), size, causal, q_start, without_graph(mask)),
             first_head,
         )
 
@@ -283,12 +286,12 @@ class TorchLoop:
                 layer,
                 self._watch.micro,
                 num_experts,
-                detached(indices),
-                detached(counts),
+                without_graph(indices),
+                without_graph(counts),
                 first_expert,
-                detached(dropped),
-                placement=detached(placement),
-                previous=detached(previous),
+                without_graph(dropped),
+                placement=without_graph(placement),
+                previous=without_graph(previous),
             ),
         )
 
@@ -345,7 +348,7 @@ class TorchLoop:
         """
         self._watch.step_end(
             skipped=self._skipped,
-            loss=detached(loss),
+            loss=without_graph(loss),
             loss_parts=loss_parts,
             tokens=tokens,
             samples=samples,

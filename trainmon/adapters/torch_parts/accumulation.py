@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from trainmon.adapters.torch_parts.parameters import ParameterList, dense, gradient_of
+from trainmon.adapters.torch_parts.shards import detached
 from trainmon.events import GradientAccumulated, MicroGradient
 from trainmon.monitor import TrainMonitor
 
@@ -78,8 +79,8 @@ class AccumulationHooks:
         def make(gradient: torch.Tensor) -> MicroGradient:
             parameter = own()
             there = None if parameter is None else gradient_of(parameter)
-            before = None if there is None else dense(there.detach())
-            return MicroGradient(self._micro(), name, dense(gradient.detach()), before)
+            before = None if there is None else dense(detached(there))
+            return MicroGradient(self._micro(), name, dense(detached(gradient)), before)
 
         def hook(gradient: torch.Tensor) -> None:
             if self._sum_wanted:
@@ -94,7 +95,7 @@ class AccumulationHooks:
             if not self._sum_wanted or name not in self._arrived or parameter.grad is None:
                 return
             self._arrived.discard(name)
-            gradient, sums = parameter.grad.detach(), getattr(parameter, "main_grad", None)
+            gradient, sums = detached(parameter.grad), getattr(parameter, "main_grad", None)
             self._monitor.offer(
                 GradientAccumulated,
                 lambda: GradientAccumulated(self._micro(), name, dense(_together(gradient, sums))),
@@ -105,7 +106,7 @@ class AccumulationHooks:
 
 def _together(gradient: torch.Tensor, sums: torch.Tensor | None) -> torch.Tensor:
     """A gradient that a host is about to add to what it has summed elsewhere."""
-    return gradient if sums is None or sums is gradient else sums.detach() + gradient
+    return gradient if sums is None or sums is gradient else detached(sums) + gradient
 
 
 def _first(parameter: torch.nn.Parameter, hook: Callable[[torch.Tensor], None]) -> Any:

@@ -22,7 +22,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from trainmon.adapters.torch_parts.modules import is_repeated, within
-from trainmon.adapters.torch_parts.shards import local, start_along
+from trainmon.adapters.torch_parts.shards import detached, local, start_along
 from trainmon.events import AttentionLayer, AttentionSeen, MaxLogits, QueryKey, Scores
 from trainmon.monitor import TrainMonitor
 
@@ -158,10 +158,10 @@ class _Watch(TorchFunctionMode):
         if query.is_meta or query.shape[-2] == 0 or key.shape[-2] == 0:
             return
         first_head = start_along(query, -3)
-        q, k = local(query.detach()), local(key.detach())
+        q, k = detached(query), detached(key)
         if q.ndim == 3:  # no heads
             q, k = q.unsqueeze(-3), k.unsqueeze(-3)
-        mask = None if attn_mask is None else local(attn_mask.detach())
+        mask = None if attn_mask is None else detached(attn_mask)
         size = 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
         self._emit(QueryKey(q, k, size, is_causal, 0, mask), first_head)
 
@@ -172,7 +172,7 @@ class _Watch(TorchFunctionMode):
             and input.is_floating_point()
             and not input.is_meta
         ):
-            self._emit(Scores(local(input.detach())), start_along(input, -3))
+            self._emit(Scores(detached(input)), start_along(input, -3))
 
 
 _ARGUMENTS = (
@@ -258,7 +258,7 @@ class TrackedLogits:
 
     def _show(self, layer: str, value: Any, micro: int) -> None:
         if isinstance(value, torch.Tensor):
-            value = local(value.detach())
+            value = detached(value)
         self._monitor.offer(AttentionSeen, lambda: AttentionSeen(layer, MaxLogits(value), micro))
 
 

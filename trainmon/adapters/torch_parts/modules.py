@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from trainmon.adapters.base import plain_name
-from trainmon.adapters.torch_parts.shards import local
+from trainmon.adapters.torch_parts.shards import detached
 from trainmon.events import Flow, ModuleSeen
 from trainmon.monitor import TrainMonitor
 
@@ -105,9 +105,9 @@ def _readable(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Floats that are somewhere, as plain dense tensors without a graph."""
     found = []
     for tensor in tensors:
+        tensor = detached(tensor)
         if not tensor.is_floating_point() or tensor.is_meta:
             continue
-        tensor = local(tensor.detach())
         if tensor.is_nested:
             tensor = tensor.values()
         if tensor.is_sparse:

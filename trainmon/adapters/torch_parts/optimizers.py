@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trainmon.adapters.torch_parts.shards import is_dtensor, local, owns_by_coordinate, same_piece
+from trainmon.adapters.torch_parts.shards import detached, is_dtensor, local, owns_by_coordinate, same_piece
 from trainmon.events import AdamStep, ShardInfo, TensorView
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ class OptimizerView:
             for value in values:
                 if isinstance(value, torch.Tensor) and value.numel() == parameter.numel():
                     names.append(name)
-                    tensors.append(local(value.detach()))
+                    tensors.append(detached(value))
                     shards.append(shard)
                     break
         return TensorView(names, tensors, shards)

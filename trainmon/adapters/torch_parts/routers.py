@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from trainmon.adapters.torch_parts.modules import is_repeated, tensors_in, within
-from trainmon.adapters.torch_parts.shards import local
+from trainmon.adapters.torch_parts.shards import detached
 from trainmon.events import ExpertLayer, ExpertsSeen
 from trainmon.monitor import TrainMonitor
 
@@ -184,7 +184,7 @@ class ExpertHooks:
                 self._monitor.offer(ExpertsSeen, partial(self._biased, layer, module, attribute))
 
     def _biased(self, layer: MoeLayer, module: nn.Module, attribute: str) -> ExpertsSeen:
-        bias = local(getattr(module, attribute).detach())
+        bias = detached(getattr(module, attribute))
         return ExpertsSeen(layer.name, self._micro(), experts=layer.experts, bias=bias)
 
     def _counted(self, name: str, counter: _Counter) -> ExpertsSeen | None:
@@ -242,7 +242,7 @@ class _Counter:
         self._before: list[torch.Tensor] = []
 
     def _now(self) -> list[torch.Tensor]:
-        return [local(getattr(module, name).detach()) for module, name in self._places]
+        return [detached(getattr(module, name)) for module, name in self._places]
 
     def mark(self) -> None:
         self._before = [tensor.clone() for tensor in self._now()]
@@ -268,7 +268,7 @@ def _routing(
     output: Any, experts: int | None, chosen: int | None, *, logits: bool
 ) -> tuple[str, torch.Tensor] | None:
     """What a router's output says of the choice: ``indices`` or ``counts``, detached; ``logits``: by those alone, too."""
-    tensors = [local(tensor.detach()) for tensor in tensors_in(output)]
+    tensors = [detached(tensor) for tensor in tensors_in(output)]
     whole = [t for t in tensors if not t.is_floating_point() and not t.is_complex() and not t.is_meta]
     for tensor in whole:
         if tensor.ndim >= 2 and tensor.dtype != torch.bool and (chosen is None or tensor.shape[-1] == chosen):

@@ -16,6 +16,7 @@ from trainmon.events import ShardInfo
 
 __all__ = [
     "FlatShards",
+    "detached",
     "Told",
     "gathered",
     "is_dtensor",
@@ -26,6 +27,7 @@ __all__ = [
     "place",
     "same_piece",
     "start_along",
+    "without_graph",
 ]
 
 _WHOLE = {True: ShardInfo(), False: ShardInfo(owner=False)}
@@ -53,6 +55,20 @@ def is_dtensor(tensor: Any) -> bool:
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """This rank's piece as a plain tensor, without communication."""
     return tensor.to_local() if is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def without_graph(value: Any) -> Any:
+    """A tensor without its graph, of another library's DTensor this rank's piece: it may know of no operation, this one
+    included. Anything else as it is."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    piece: Any = value
+    return piece.to_local().detach() if is_dtensor(value) and not _of_torch(value) else value.detach()
+
+
+def detached(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's piece without its graph."""
+    return local(without_graph(tensor))
 
 
 def is_partial(tensor: torch.Tensor) -> bool:

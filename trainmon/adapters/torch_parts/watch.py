@@ -17,6 +17,7 @@ from trainmon.adapters.torch_parts.accumulation import AccumulationHooks
 from trainmon.adapters.torch_parts.inside import Inside
 from trainmon.adapters.torch_parts.optimizers import OptimizerView, optimizers_of
 from trainmon.adapters.torch_parts.parameters import NameOf, ParameterList, PieceOf
+from trainmon.adapters.torch_parts.shards import without_graph
 from trainmon.backend import Backend
 from trainmon.backend.host import HostBackend
 from trainmon.dist import Group
@@ -36,7 +37,7 @@ from trainmon.events import (
 )
 from trainmon.monitor import TrainMonitor
 
-__all__ = ["Watch", "all_ranks", "backend_for", "detached"]
+__all__ = ["Watch", "all_ranks", "backend_for"]
 
 
 def all_ranks(timeout: float) -> Group | None:
@@ -65,11 +66,6 @@ def backend_for(model: torch.nn.Module, wanted: str) -> Backend:
     from trainmon.backend.torch import TorchBackend
 
     return TorchBackend(on_device[0] if on_device else torch.device("cpu"))
-
-
-def detached(value: Any) -> Any:
-    """A tensor without its graph; anything else as it is."""
-    return value.detach() if isinstance(value, torch.Tensor) else value
 
 
 class Watch:
@@ -161,7 +157,7 @@ class Watch:
             lambda: MicroEnd(
                 step,
                 micro,
-                detached(loss),
+                without_graph(loss),
                 tokens,
                 reduction,
                 parts=self._named(parts),
@@ -277,7 +273,7 @@ class Watch:
     def _named(self, parts: Any) -> dict[str, Any]:
         """Named losses; anything else is said once and left out, so that the loss itself is not."""
         if isinstance(parts, Mapping):
-            return {str(name): detached(value) for name, value in parts.items()}
+            return {str(name): without_graph(value) for name, value in parts.items()}
         if parts is not None and not self._parts_said:
             self._parts_said = True
             text = f"parts must map names to losses, such as {{'aux': loss}}, not {type(parts).__name__}: left out"
