@@ -186,6 +186,25 @@ def test_float32_copies_and_chains(tmp_path: Path, name: str, two: bool) -> None
 
 
 @pytest.mark.parametrize("moe_monitor", [True, False])
+@pytest.mark.parametrize("name", [name for name in TRAINERS if "older" not in name])
+def test_the_auxiliary_loss_of_every_micro_batch(tmp_path: Path, name: str, moe_monitor: bool) -> None:
+    """The host's is of the last micro-batch, where it has one at all."""
+    settings = {**settings_of(name), "moe_monitor": moe_monitor and name in ("g1", "g2")}
+    trainer = build(name, settings, tmp_path)
+    trainmon.attach_hyperparallel(trainer, config(tmp_path))
+    kept: list[float] = []
+    moe = inner_of(trainer).model.moe
+    moe.register_forward_hook(lambda layer, *_: kept.append(float(layer.last_aux_loss)))
+    train(trainer)
+    tokens = [step["tokens"][0] for step in task.plain_run(settings, TRAINERS[name][2])]
+    losses = list(zip(kept[::2], kept[1::2], strict=True))
+    wanted = [
+        sum(map(float.__mul__, pair, map(float, n))) / sum(n) for pair, n in zip(losses, tokens, strict=True)
+    ]
+    assert [record["loss/part/aux"] for record in steps_of(tmp_path)] == pytest.approx(wanted, rel=1e-6)
+
+
+@pytest.mark.parametrize("moe_monitor", [True, False])
 @pytest.mark.parametrize("name", ["g1", "g2"])
 def test_experts_are_counted_whoever_empties_the_counters(
     tmp_path: Path, name: str, moe_monitor: bool

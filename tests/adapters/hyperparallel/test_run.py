@@ -252,6 +252,7 @@ def test_a_resumed_run_goes_on_with_the_step(tmp_path: Path, name: str) -> None:
     ]  # the epoch's data once more
     life = life_of(tmp_path)
     assert (life["life"], life["resumed_step"], life["status"]) == (2, 2, "completed")
+    assert not said(tmp_path, "not_resumed")
 
 
 @pytest.mark.parametrize("way", ["file", "dict", "missing"])
@@ -301,6 +302,18 @@ def test_what_rules_have_learnt_is_in_the_hosts_checkpoint(
     alarms = [event["step"] for event in said(tmp_path) if "high" in event["text"]]
     assert alarms and alarms[0] == 3
     assert len(list((tmp_path / "checkpoints").rglob("trainmon_state.json"))) >= 2
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_a_checkpoint_that_was_not_loaded_is_said(tmp_path: Path, name: str) -> None:
+    """The host begins anew, with a warning or without a word."""
+    wanted = "LATEST" if name == "g3_text" else str(tmp_path / "nowhere")
+    trainer = build(name, settings_of(name, save_steps=2, resume=wanted), tmp_path)
+    trainmon.attach_hyperparallel(trainer, config(tmp_path))
+    train(trainer)
+    assert len(steps_of(tmp_path)) == 3
+    (told,) = said(tmp_path, "not_resumed")
+    assert wanted in told["text"] and told["level"] == ("info" if wanted == "LATEST" else "warning")
 
 
 @pytest.mark.parametrize("name", ["g1", "g2"])
@@ -387,6 +400,23 @@ def test_the_hosts_own_error_ends_the_run(tmp_path: Path, name: str) -> None:
     life = life_of(tmp_path)
     assert (life["status"], life["last_step"]) == ("failed", 1) and "on purpose" in life["reason"]
     assert "train" not in vars(trainer)
+
+
+@pytest.mark.parametrize("inner", [False, True])
+@pytest.mark.parametrize("name", ["g1", "g2", "g3_base"])
+def test_ctrl_c_ends_the_run_by_whatever_train_was_called(tmp_path: Path, name: str, inner: bool) -> None:
+    trainer = build(name, settings_of(name), tmp_path)
+    trainmon.attach_hyperparallel(trainer, config(tmp_path))
+
+    def after_backward(step: int, index: int, count: int) -> None:
+        if step == 2:
+            raise KeyboardInterrupt
+
+    inner_of(trainer).after_backward = after_backward
+    with pytest.raises(KeyboardInterrupt):
+        train(inner_of(trainer) if inner else trainer)
+    assert (life_of(tmp_path)["status"], life_of(tmp_path)["last_step"]) == ("interrupted", 1)
+    assert "train" not in vars(trainer) and "train" not in vars(inner_of(trainer))
 
 
 def test_a_rule_that_the_trainer_cant_follow_is_refused_at_once(tmp_path: Path) -> None:

@@ -65,7 +65,8 @@ def attach_hyperparallel(
     if generation == "g1":
         g1.replace_clipping(session)
     if generation != "g2":  # which tells of exceptions itself
-        session.follow(itself(trainer))
+        outer = itself(trainer)
+        session.follow(inner, *([] if outer is inner else [outer]))
     return session
 
 

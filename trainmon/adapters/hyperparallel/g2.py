@@ -95,7 +95,9 @@ class SecondGeneration:
         **_payload: Any,
     ) -> None:
         skipped = bool(read(context, "control", "should_skip_optimizer_step"))
-        auxiliary = metrics.get("aux_loss") if hasattr(metrics, "get") else None
+        # The host's is of the last micro-batch and this rank; layers that tell it of each have been asked.
+        known = self.session.auxiliary.known
+        auxiliary = metrics.get("aux_loss") if hasattr(metrics, "get") and not known else None
         decision = self.session.step_end(
             context.state.global_step,
             skipped=skipped,

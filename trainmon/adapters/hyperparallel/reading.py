@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["max_grad_norm", "read"]
+__all__ = ["checkpoint_wanted", "max_grad_norm", "read"]
 
 
 def read(thing: Any, *path: str) -> Any:
@@ -14,6 +14,19 @@ def read(thing: Any, *path: str) -> Any:
             return None
         thing = getattr(thing, name, None)
     return thing
+
+
+def checkpoint_wanted(trainer: Any) -> str | None:
+    """Which checkpoint the host was told to go on from; None: none."""
+    for path in (
+        ("args", "train", "checkpoint", "load_path"),
+        ("args", "checkpoint", "load_path"),
+        ("config", "checkpoint", "restore_from"),
+    ):
+        wanted = read(trainer, *path)
+        if wanted:
+            return str(wanted)
+    return None
 
 
 def max_grad_norm(trainer: Any) -> float | None:

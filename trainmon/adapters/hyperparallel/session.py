@@ -15,7 +15,9 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeVar
 
+from trainmon.adapters.hyperparallel.auxiliary import AuxiliaryLoss
 from trainmon.adapters.hyperparallel.places import chunk_names, layout_of, model_of
+from trainmon.adapters.hyperparallel.reading import checkpoint_wanted
 from trainmon.adapters.hyperparallel.seams import Seams
 from trainmon.adapters.hyperparallel.settings import HostSettings
 from trainmon.adapters.torch_parts.shards import without_graph
@@ -75,6 +77,7 @@ class Session:
         callback: what hangs in the trainer's list.
         seams: methods of the trainer that are replaced while it is watched.
         stops: whether the host was told to end the run.
+        auxiliary: the auxiliary loss of the model's expert layers.
     """
 
     def __init__(
@@ -93,6 +96,7 @@ class Session:
         model = model_of(trainer)
         self._backend: Backend = backend_for(model, backend)
         self.watch = Watch(model, trainer.optimizer, monitor, chunk_names(model))
+        self.auxiliary = AuxiliaryLoss(model)
         self._unhang: Callable[[], None] | None = None
         self._begun = self._over = False
         self._done = 0  # the last step that has ended
@@ -109,7 +113,7 @@ class Session:
         self._kept: str | None = None
         self._release: list[Callable[[], None]] = []
         self._afterwards: list[Callable[[], None]] = []
-        self._followed: Seams | None = None
+        self._followed: list[Seams] = []
         self.stops = False
 
     @property
@@ -129,8 +133,8 @@ class Session:
         """Is called when ``train()`` has returned, as far as that is seen."""
         self._afterwards.append(work)
 
-    def follow(self, trainer: Any) -> None:
-        """Sees by which exception ``train()`` is left, where the host tells nobody."""
+    def follow(self, *trainers: Any) -> None:
+        """Sees by which exception ``train()`` of one of them is left, where the host tells nobody."""
 
         def around(original: Callable[[], Any]) -> Any:
             try:
@@ -142,8 +146,9 @@ class Session:
                 work()
             return returned
 
-        self._followed = Seams(trainer)
-        self._followed.around("train", around, keeps=True)
+        for trainer in trainers:
+            self._followed.append(Seams(trainer))
+            self._followed[-1].around("train", around, keeps=True)
 
     # -- the run ----------------------------------------------------------------------------------------------------
 
@@ -172,6 +177,7 @@ class Session:
             state = None if self._resumed is None else os.path.join(str(self._resumed), STATE)
             self.monitor.load_state(state if state is not None and os.path.exists(state) else None)
         self._say_settings()
+        self._say_not_resumed()
         self._tell()
 
     def epoch(self, number: Any, begins: bool) -> None:
@@ -268,7 +274,9 @@ class Session:
         """A micro-batch is through."""
         if self.running:
             self._micro_seen += 1
-            self.watch.micro_end(loss, tokens)
+            config = self.monitor.config.loss
+            auxiliary = self.auxiliary.of_micro_batch() if config is not None and config.parts else None
+            self.watch.micro_end(loss, tokens, parts=None if auxiliary is None else {"aux": auxiliary})
 
     def reduced(self, clip_norm: float | None) -> None:
         """Gradients are final and not clipped."""
@@ -396,8 +404,8 @@ class Session:
     def _let_go(self) -> None:
         self._running = False
         self.seams.undo()
-        if self._followed is not None:
-            self._followed.undo()
+        for seams in self._followed:
+            seams.undo()
         while self._release:
             self._release.pop()()
         self.watch.remove_hooks()
@@ -411,6 +419,16 @@ class Session:
             self.monitor.say("info", "host_settings", text, step=step, data=data)
         for problem in settings.problems:
             self.monitor.say("warning", "host_settings", f"not followed: {problem}", step=step)
+
+    def _say_not_resumed(self) -> None:
+        """A checkpoint that can't be loaded is a warning to the host, and training begins anew."""
+        wanted = checkpoint_wanted(self.trainer)
+        if wanted is None or self._done or self._resumed is not None:
+            return
+        text = f"the host was to go on from {wanted}, but has loaded nothing: training begins at step 0"
+        if self.generation != "g3":
+            text += ", perhaps with weights of the checkpoint"
+        self.monitor.say("info" if wanted == "LATEST" else "warning", "not_resumed", text, step=0)
 
     def _tell(self) -> None:
         """What could not be told when it was announced."""
