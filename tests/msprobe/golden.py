@@ -101,12 +101,9 @@ def same_number(got: str, want: str, name: str, others: dict[str, str]) -> bool:
     return name in ("mean", "norm") and abs(a - b) <= 1e-12 * largest
 
 
-def run(names: list[str], root: str, more: dict[str, Any] | None = None) -> dict[str, dict[str, Any]]:
+def run(names: list[str], root: str) -> dict[str, dict[str, Any]]:
     """Runs cases under ``Reference`` and in both modes in this process, each rank of it; tables go to
     ``<root>/<case>/<mode>``.
-
-    Args:
-        more: cases that are not recorded.
 
     Returns:
         What the driver returns, by ``<case>/<mode>``.
@@ -118,6 +115,7 @@ def run(names: list[str], root: str, more: dict[str, Any] | None = None) -> dict
     import torch.distributed as distributed
     from truth import Reference  # type: ignore[import-not-found]
 
+    from tests.msprobe.more import CASES
     from trainmon.msprobe import TrainerMonitorV2
 
     def made(path: str, mode: str) -> Any:
@@ -128,7 +126,7 @@ def run(names: list[str], root: str, more: dict[str, Any] | None = None) -> dict
 
     found = {}
     for name in names:
-        case = (more or {}).get(name) or models.CASES[name]
+        case = models.CASES.get(name) or CASES[name]
         for mode in ("reference", "v2", "default"):
             out = os.path.join(root, name, mode)
             os.makedirs(out, exist_ok=True)
