@@ -21,6 +21,15 @@ __all__ = ["TrainerMonitorV2"]
 
 #: What msProbe reads of an optimizer's state.
 _MOMENTS = ("exp_avg", "exp_avg_sq")
+#: Written steps without rows after which the likely reason is said.
+_PATIENCE = 3
+_REASONS = {
+    "module": "no module that targets select was called",
+    "weight_grad": "no parameter has had a gradient when the optimizer stepped",
+    "optimizer": "the optimizer keeps neither exp_avg nor exp_avg_sq",
+    "param": "the optimizer has not stepped, or the model has no parameters",
+    "cc": "torch.distributed was not called, or from no line of cc_codeline",
+}
 _NEEDS = {"weight_grad": "weight grad", "optimizer": "optimizer", "param": "param"}
 
 _AddRow = Callable[[str, str, int, int, Reading], None]
@@ -82,6 +91,7 @@ class _Monitor:
         hooks: what has to be told which steps are looked at.
         update: the rows that the optimizer's running or failed step has added, from and to.
         micro: micro-batches of a step.
+        empty: in how many written steps there were no rows so far; -1 once there were any.
     """
 
     def __init__(self, settings: MonitorSettings) -> None:
@@ -91,6 +101,7 @@ class _Monitor:
         self.hooks: _Hooks | None = None
         self.update: tuple[int, int] | None = None
         self.micro = 1
+        self.empty = 0
 
 
 class TrainerMonitorV2:
@@ -224,7 +235,7 @@ class TrainerMonitorV2:
         from trainmon.adapters.torch_rows import TorchRows
 
         return TorchRows(
-            model, optimizer, self._failed, as_msprobe=mode is Mode.V2, extended=mode is Mode.EXTENDED
+            model, optimizer, self._failed, _warn, as_msprobe=mode is Mode.V2, extended=mode is Mode.EXTENDED
         )
 
     def _begin(self, settings: MonitorSettings, context: Mapping[str, Any]) -> None:
@@ -253,7 +264,7 @@ class TrainerMonitorV2:
             add,
             before=settings.before,
             codelines=settings.codelines,
-            say=(lambda text: logger.warning("[monitor_v2] %s", text)) if settings.log_only else None,
+            say=_warn if settings.log_only else None,
         )
         if hooks is None:
             logger.warning(
@@ -363,7 +374,9 @@ class TrainerMonitorV2:
         else:
             table = finished(rows.readings, host.backend)
         if not len(rows):
+            self._say_empty(monitor)
             return
+        monitor.empty = -1
         if self._settings.mode is Mode.V2:
             table = rounded(table)
         micro = settings.kind == "weight_grad"
@@ -387,6 +400,22 @@ class TrainerMonitorV2:
                 "[monitor_v2] step %d is written again; %d tables were lost", step, self.write_errors
             )
 
+    def _say_empty(self, monitor: _Monitor) -> None:
+        """Once, when the first steps that should have rows have none."""
+        settings = monitor.settings
+        silent = (
+            settings.log_only
+            or not settings.distribution
+            or (settings.kind == "cc" and monitor.hooks is None)
+        )
+        if monitor.empty < 0 or silent:
+            return
+        monitor.empty += 1
+        if monitor.empty == _PATIENCE:
+            _warn(
+                f"monitor {settings.key!r} had no rows in {_PATIENCE} written steps: {_REASONS[settings.kind]}"
+            )
+
     # -- failures ---------------------------------------------------------------------------------------------------
 
     def _attempt(self, work: Callable[..., None], *arguments: Any) -> None:
@@ -403,6 +432,10 @@ class TrainerMonitorV2:
             self._said_step = self.current_step
             what = f"{type(error).__name__}: {error}"
             logger.warning("[monitor_v2] step %d: %s (training goes on)", self.current_step, what)
+
+
+def _warn(text: str) -> None:
+    logger.warning("[monitor_v2] %s", text)
 
 
 def _add(monitor: _Monitor, scope: str, rows: Sequence[_Row]) -> None:

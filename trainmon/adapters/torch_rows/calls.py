@@ -25,12 +25,14 @@ from trainmon.adapters.torch_rows.meter import Meter
 from trainmon.adapters.torch_rows.names import Named
 from trainmon.backend.statistics import Reading, of_zeros
 
-__all__ = ["AddRow", "CallHooks", "Failed"]
+__all__ = ["AddRow", "CallHooks", "Failed", "Say"]
 
 #: Takes a row: name, scope, stage, micro-batch, reading.
 AddRow = Callable[[str, str, int, int, Reading], None]
 #: Takes what went wrong in a hook.
 Failed = Callable[[Exception], None]
+#: Takes a sentence for the user.
+Say = Callable[[str], None]
 OnGradient = Callable[[torch.Tensor], None]
 
 

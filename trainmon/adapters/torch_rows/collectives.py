@@ -22,7 +22,7 @@ import torch
 import torch.distributed as distributed
 from torch.distributed import distributed_c10d
 
-from trainmon.adapters.torch_rows.calls import Failed
+from trainmon.adapters.torch_rows.calls import Failed, Say
 from trainmon.adapters.torch_rows.meter import Meter
 from trainmon.backend.statistics import Reading
 
@@ -80,7 +80,7 @@ class CollectiveHooks:
         *,
         before: bool = False,
         codelines: Sequence[str] = (),
-        say: Callable[[str], None] | None = None,
+        say: Say | None = None,
         as_msprobe: bool = False,
     ) -> None:
         self.on = False

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from trainmon.adapters.torch_rows.calls import AddRow, Failed
+from trainmon.adapters.torch_rows.calls import AddRow, Failed, Say
 from trainmon.adapters.torch_rows.meter import Meter
 from trainmon.adapters.torch_rows.names import Named
 
@@ -32,6 +32,7 @@ class GradientHooks:
         count: micro-batches of a step.
         each: a row for each of them, not for the last alone.
         sharded: gradients come all together when backward is over.
+        say: is told once that a step has more micro-batches than that.
         on_nodes: hook the nodes that add gradients up, which live only as long as somebody holds them (msProbe).
 
     Attributes:
@@ -47,13 +48,16 @@ class GradientHooks:
         *,
         count: int,
         each: bool,
+        say: Say,
         sharded: bool = False,
         on_nodes: bool = False,
     ) -> None:
         self.on = False
         self._parameters, self._meter, self._add, self._failed = parameters, meter, add, failed
         self._count, self._each, self._sharded, self._on_nodes = count, each, sharded, on_nodes
+        self._say: Say | None = say
         self._seen: dict[str, int] = {}
+        self._first, self._rounds = "", 0  # how often this step has added to one of the parameters
         self._handles: dict[str, Any] = {}
         self._awaits_end = False
         self._installed = False
@@ -76,6 +80,13 @@ class GradientHooks:
         """A step begins; what has been unfrozen since gets its hook."""
         self.on = on
         self._awaits_end = False
+        if self._rounds > self._count and self._say is not None:
+            self._say(
+                f"a step has {self._rounds} micro-batches, but {self._count} of them are expected, so micro_step is "
+                "wrong: set micro_batch_number, or pass it to start()"
+            )
+            self._say = None
+        self._rounds = 0
         if self._installed and not self._on_nodes and len(self._handles) < len(self._parameters):
             self.install()
 
@@ -117,6 +128,8 @@ class GradientHooks:
             self._failed(error)
 
     def _added(self, named: Named) -> None:
+        self._first = self._first or named.name
+        self._rounds += named.name == self._first
         micro = self._seen.get(named.name, 0) + 1
         self._seen[named.name] = 0 if micro >= self._count else micro
         if not self.on or not (self._each or micro >= self._count):

@@ -7,13 +7,14 @@ from typing import Any
 
 import torch
 
+from trainmon.adapters.torch_parts.modules import hookable
 from trainmon.adapters.torch_parts.optimizers import optimizers_of
 from trainmon.adapters.torch_parts.shards import local
-from trainmon.adapters.torch_rows.calls import AddRow, CallHooks, Failed
+from trainmon.adapters.torch_rows.calls import AddRow, CallHooks, Failed, Say
 from trainmon.adapters.torch_rows.collectives import AddCall, CollectiveHooks, is_distributed
 from trainmon.adapters.torch_rows.gradients import GradientHooks, gradient_of
 from trainmon.adapters.torch_rows.meter import Meter
-from trainmon.adapters.torch_rows.names import Named, is_sharded, named_modules, named_parameters
+from trainmon.adapters.torch_rows.names import Named, chunks_of, is_sharded, named_modules, named_parameters
 from trainmon.adapters.torch_rows.steps import StepHooks
 from trainmon.backend import Backend
 from trainmon.backend.statistics import Reading
@@ -29,6 +30,7 @@ class TorchRows:
     Args:
         model: a module, or a list of chunks with None for those of other ranks.
         optimizer: one, a wrapper, a list, or None.
+        failed, say: take what goes wrong in a hook, and what the user should know.
         as_msprobe: with msProbe's blind spots.
         extended: more than msProbe's rows.
 
@@ -37,9 +39,16 @@ class TorchRows:
     """
 
     def __init__(
-        self, model: Any, optimizer: Any, failed: Failed, *, as_msprobe: bool = False, extended: bool = False
+        self,
+        model: Any,
+        optimizer: Any,
+        failed: Failed,
+        say: Say,
+        *,
+        as_msprobe: bool = False,
+        extended: bool = False,
     ) -> None:
-        self._model, self._optimizer, self._failed = model, optimizer, failed
+        self._model, self._optimizer, self._failed, self._say = model, optimizer, failed, say
         self._as_msprobe, self._extended = as_msprobe, extended
         self._meter = Meter(as_msprobe=as_msprobe, modulus=extended)
         self._parameters = named_parameters(model, optimizer)
@@ -58,6 +67,15 @@ class TorchRows:
             for one in named_modules(self._model)
             if not targets or any(target in one.name for target in targets)
         ]
+        inside = {id(one) for _, _, chunk in chunks_of(self._model) for one in hookable(chunk)[1].values()}
+        compiled = [one.name for one in chosen if id(one.thing) in inside]
+        if compiled:
+            shown = ", ".join(compiled[:3]) + (", ..." if len(compiled) > 3 else "")
+            self._say(
+                f"{len(compiled)} modules lie inside torch.compile or TorchScript, where no hook is called, and have no "
+                f"rows: {shown}"
+            )
+            chosen = [one for one in chosen if id(one.thing) not in inside]
         return CallHooks(
             chosen,
             self._meter,
@@ -76,6 +94,7 @@ class TorchRows:
             self._failed,
             count=count,
             each=each,
+            say=self._say,
             sharded=self._sharded,
             on_nodes=self._as_msprobe,
         )
@@ -87,7 +106,7 @@ class TorchRows:
         *,
         before: bool,
         codelines: Sequence[str],
-        say: Callable[[str], None] | None,
+        say: Say | None,
     ) -> CollectiveHooks | None:
         """Calls of torch.distributed; None as long as there is no process group."""
         if not is_distributed():
