@@ -73,14 +73,14 @@ class TorchBackend:
         if not tensors:
             return Lazy((), lambda: np.zeros((0, 6)))
         sizes = np.array([tensor.numel() for tensor in tensors], np.float64)
+        wide = self._wide
         with torch.no_grad():
             filled = [one if one.numel() else one.new_zeros(1) for one in tensors]
             filled = [one if one.dtype in _REDUCIBLE else one.to(torch.float32) for one in filled]
             squares, finish = self._square_sums(
-                [one if one.is_floating_point() else one.double() for one in filled]
+                [one if one.is_floating_point() else one.to(wide) for one in filled]
             )
             extremes = torch.stack([self._number(end) for one in filled for end in torch.aminmax(one)])
-            wide = torch.float64 if self.float64 else torch.float32
             sums = torch.stack([self._number(one.sum(dtype=wide)) for one in filled])
             nans = torch.stack([self._number(one.isnan().sum()) for one in filled])
 
