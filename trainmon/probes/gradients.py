@@ -139,17 +139,19 @@ class GradientsProbe:
             self._after_square = backend.square_sum([tensor for tensor, mine in owned if mine])
 
     def before_update(self) -> Sample:
-        """The norm and the search for what is not finite; where the host knows the norm already, that alone."""
+        """The norm and the search for what is not finite; where the host knows the norm already, that alone. Of gradients
+        that are clipped already the search."""
         seen, step = self._seen, self._step
         if self._host_norm is not None:
             return Sample([self._context.backend.scalar(self._host_norm)], self._write_host_norm)
-        if seen is None or seen.phase != "reduced":
+        if seen is None:
             return Sample((), lambda frame, read: None)
 
         def write(frame: Frame, read: Sequence[Floats]) -> None:
-            mine = contributing(seen.owned, read[0][:, 0])
-            frame.set(self._square, float(np.sum(read[0][mine, 0])))
-            frame.set(self._scale, seen.scale)
+            if seen.phase == "reduced":
+                mine = contributing(seen.owned, read[0][:, 0])
+                frame.set(self._square, float(np.sum(read[0][mine, 0])))
+                frame.set(self._scale, seen.scale)
             self._find(frame, step, seen, read[0])
 
         return Sample([seen.table], write)

@@ -430,7 +430,7 @@ def test_a_rule_that_the_trainer_cant_follow_is_refused_at_once(tmp_path: Path) 
 # -- rules -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", NEW)
+@pytest.mark.parametrize("name", TRAINERS)
 def test_a_bad_step_is_skipped(tmp_path: Path, name: str) -> None:
     trainer = build(name, settings_of(name), tmp_path)
     trainmon.attach_hyperparallel(trainer, config(tmp_path, **rules("before_update", "skip_step")))
@@ -438,14 +438,18 @@ def test_a_bad_step_is_skipped(tmp_path: Path, name: str) -> None:
     train(trainer)
     assert all(weight.isfinite().all() for weight in weights_of(trainer))
     records = steps_of(tmp_path)
-    assert [record["grad/nonfinite"] for record in records] == [0, 1, 0]
+    everywhere = sum(
+        weight.numel() for weight in weights_of(trainer)
+    )  # by the clip, which older trainers don't show
+    assert [record["grad/nonfinite"] for record in records] == [0, everywhere if "older" in name else 1, 0]
     assert [record["health/skipped_steps"] for record in records] == [0, 1, 1]
-    assert any("head.weight" in json.dumps(event) for event in said(tmp_path))
+    if "older" not in name:
+        assert any("head.weight" in json.dumps(event) for event in said(tmp_path))
 
 
 @pytest.mark.parametrize("action", ["stop", "raise"])
 @pytest.mark.parametrize("gate", ["late", "before_update"])
-@pytest.mark.parametrize("name", NEW)
+@pytest.mark.parametrize("name", TRAINERS)
 def test_a_rule_ends_the_run(tmp_path: Path, name: str, gate: str, action: str) -> None:
     trainer = build(name, settings_of(name, save_steps=1), tmp_path)
     trainmon.attach_hyperparallel(trainer, config(tmp_path, **rules(gate, action)))

@@ -3,11 +3,12 @@
 Gives: steps, micro-batches with their local losses, gradients before clipping, learning rates of the step, samples,
 epochs, the loss that the host prints (``loss/part/<name>``; of the Text and VLM trainers a mean of micro-batch means).
 Can't give: forward and backward times, evaluations, saves and loads. Only raising ends a run, and then the host neither
-saves nor calls ``on_train_end``; a step is skipped by taking its gradients away, where ``prepare_optimizer_step`` exists.
+saves nor calls ``on_train_end``; a step is skipped by taking its gradients away.
 
 Hooks are few, so three more places are used while the run lasts: a hook on ``loss_fn``, which knows the local loss; one
 before the model's forward, where the micro-batch before it is through; and ``prepare_optimizer_step``, replaced on the
-instance, around which gradients are whole, before and after clipping. A trainer without it shows what its optimizers get.
+instance, around which gradients are whole, before and after clipping. A trainer without it shows what its optimizers get:
+there the outermost ``step`` is replaced.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 import torch
 
 from trainmon.adapters.hyperparallel.reading import max_grad_norm, read
+from trainmon.adapters.hyperparallel.seams import Seams
 from trainmon.adapters.hyperparallel.session import Session, guarded
 from trainmon.adapters.torch_parts.modules import is_repeated, tensors_in
 from trainmon.adapters.torch_parts.shards import without_graph
@@ -134,7 +136,12 @@ class ThirdGeneration:
             self._handles.append(loss_fn.register_forward_hook(self._loss, with_kwargs=True))
         if isinstance(model, torch.nn.Module):
             self._handles.append(model.register_forward_pre_hook(self._forward))
-        session.seams.around("prepare_optimizer_step", self._prepare)
+        if not session.seams.around("prepare_optimizer_step", self._prepare):
+            held = read(trainer, "optimizer")
+            for optimizer in held if isinstance(held, list | tuple) else [held]:
+                steps = Seams(optimizer)
+                steps.around("step", self._step)
+                session.on_release(steps.undo)
 
     def _remove(self) -> None:
         for handle in self._handles:
@@ -194,6 +201,17 @@ class ThirdGeneration:
         self.session.stop(decision)
         if decision.skip:
             self.session.drop_gradients()
+
+    def _step(self, original: Any) -> Any:
+        """Of an older trainer's optimizer; without it the gradients wait for zero_grad."""
+        self._before_step()
+        return None if self.session.skips else original()
+
+    @guarded
+    def _before_step(self) -> None:
+        self._micro_ends()
+        limit = max_grad_norm(self.session.trainer)
+        self.session.stop(self.session.before_update(limit, None))
 
     def _norm(self, norm: Any) -> Any:
         """With clipping off the host says 0 and knows nothing."""

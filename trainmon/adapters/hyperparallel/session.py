@@ -266,6 +266,11 @@ class Session:
         return self._done + 1
 
     @property
+    def skips(self) -> bool:
+        """Whether rules want this step's update left out."""
+        return self._skip
+
+    @property
     def running(self) -> bool:
         """Whether a step has begun and not ended."""
         return self._running and not self._over
