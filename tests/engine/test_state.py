@@ -552,6 +552,22 @@ def test_from_zero_the_ratio_is_infinite_and_0_of_0_is_null(tmp_path: Path) -> N
     assert record["update/norm"] == pytest.approx(math.sqrt(2)) and record["update/zero_share"] == 0.6
 
 
+@pytest.mark.parametrize("section", ["gradients", "weights", "moments", "updates", "spectral"])
+@pytest.mark.parametrize("invert", [False, True])
+def test_a_target_that_no_parameter_has_is_told(tmp_path: Path, section: str, invert: bool) -> None:
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    keys = {"target": "." if invert else "no such name", "invert": invert}
+    sinks = {"output_dir": str(tmp_path), "run_name": "r", "sinks": ["jsonl"]}
+    with trainmon.attach(model, optimizer, {**sinks, section: keys}):
+        pass
+    with trainmon.attach(model, optimizer, {**sinks, section: {"target": "bias"}}):
+        pass
+    told = [event for event in read_jsonl(tmp_path / "r/rank_0/events.jsonl") if "kind" in event]
+    assert [event["kind"] for event in told] == ["nothing_selected"]
+    assert told[0]["text"].startswith(f"{section}.target ('{keys['target']}') selects no parameter")
+
+
 def test_only_selected_weights_are_copied_and_come_and_go(tmp_path: Path) -> None:
     model = make()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -14,13 +14,13 @@ from trainmon.config import Selection
 from trainmon.events import AttentionSeen, ExpertsSeen, ModuleSeen, Observed
 from trainmon.monitor import TrainMonitor
 
-__all__ = ["Inside"]
+__all__ = ["Inside", "one_of_many"]
 
 
 Modules = Mapping[str, nn.Module]
 
 
-def _one_of_many() -> bool:
+def one_of_many() -> bool:
     """Whether other ranks may have what this one lacks (the stages of a pipeline)."""
     return bool(
         distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
@@ -112,7 +112,7 @@ class Inside:
         """The run has begun; says what can't be looked at."""
         for section, found in self._found.items():
             part = getattr(self._monitor.config, section)
-            if part.target is not None and not found and not _one_of_many():
+            if part.target is not None and not found and not one_of_many():
                 targets = ", ".join(repr(pattern.pattern) for pattern in part.target)
                 text = f"{section}.target ({targets}) selects nothing of this model that {section} looks at"
                 self._monitor.say("warning", "nothing_selected", text, step=step)

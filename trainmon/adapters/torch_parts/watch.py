@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 
 from trainmon.adapters.torch_parts.accumulation import AccumulationHooks
-from trainmon.adapters.torch_parts.inside import Inside
+from trainmon.adapters.torch_parts.inside import Inside, one_of_many
 from trainmon.adapters.torch_parts.optimizers import OptimizerView, optimizers_of
 from trainmon.adapters.torch_parts.parameters import NameOf, ParameterList, PieceOf
 from trainmon.adapters.torch_parts.shards import without_graph
@@ -112,6 +112,7 @@ class Watch:
         begin = replace(begin, model=self.parameters, optimizer=self.optimizer, observed=self.inside.observed)
         self.monitor.begin(begin, backend, group, host=self)
         self.install(begin.resumed_step)
+        self._say_unselected(begin.resumed_step)
 
     # -- what the engine asks ---------------------------------------------------------------------------------------
 
@@ -279,6 +280,19 @@ class Watch:
             text = f"parts must map names to losses, such as {{'aux': loss}}, not {type(parts).__name__}: left out"
             self.monitor.say("warning", "parts_unnamed", text, step=self.step)
         return {}
+
+    def _say_unselected(self, step: int) -> None:
+        """A pattern that matches no parameter: its tables stay empty, which looks as if nothing happened."""
+        config, names = self.monitor.config, self.parameters.parameter_names()
+        for section in ("gradients", "weights", "moments", "updates", "spectral"):
+            part = getattr(config, section)
+            if part is None or part.target is None or one_of_many():
+                continue
+            selection = config.selection(section)
+            if not any(name in selection for name in names):
+                targets = ", ".join(repr(pattern.pattern) for pattern in part.target)
+                text = f"{section}.target ({targets}) selects no parameter of this model"
+                self.monitor.say("warning", "nothing_selected", text, step=step)
 
     def _say_partial(self) -> None:
         if self.parameters.partial is not None and not self._partial_said:
