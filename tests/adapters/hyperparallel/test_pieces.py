@@ -83,7 +83,8 @@ def one_step(directory: str, kind: str) -> None:
     model.w.grad = Piece(torch.tensor([[3.0, 0.0], [0.0, 4.0]][rank]), mesh, cut)
     model.b.grad = both(torch.tensor([12.0]))
     trainer = Trainer(model)
-    session = trainmon.attach_hyperparallel(trainer, config(Path(directory), weights=False))
+    keys = config(Path(directory), weights=False, ranks="all")
+    session = trainmon.attach_hyperparallel(trainer, keys)
     trainer.step(1)
     trainer.step(2)
     session.end()
@@ -95,9 +96,25 @@ def one_step(directory: str, kind: str) -> None:
 def test_replicated_parameters_count_once(tmp_path: Path, kind: str, norm: float) -> None:
     """mindspore-ai/hyper-parallel#735."""
     on_ranks(2, one_step, str(tmp_path), kind)
-    assert [record["grad/norm"] for record in steps_of(tmp_path)] == [norm, norm]
+    for rank in range(2):
+        assert [record["grad/norm"] for record in steps_of(tmp_path, rank)] == [norm, norm]
     assert bool(said(tmp_path, "partial_gradients")) == (kind == "partial")
     assert not said(tmp_path, "internal_error")
+
+
+@pytest.mark.parametrize("kind", ["plain", "replicated"])
+def test_in_a_world_of_one_the_norm_is_the_same(tmp_path: Path, kind: str) -> None:
+    mesh = Mesh(0, 1)
+    both = (lambda values: values) if kind == "plain" else (lambda values: Piece(values, mesh, Replicate()))
+    model = module(w=Piece(torch.zeros(4), mesh, Shard(0)), b=both(torch.zeros(1)))
+    model.w.grad = Piece(torch.tensor([3.0, 0.0, 0.0, 4.0]), mesh, Shard(0))
+    model.b.grad = both(torch.tensor([12.0]))
+    trainer = Trainer(model)
+    session = trainmon.attach_hyperparallel(trainer, config(tmp_path, weights=False))
+    trainer.step(1)
+    session.end()
+    (record,) = steps_of(tmp_path)
+    assert record["grad/norm"] == 13 and not said(tmp_path, "internal_error")
 
 
 def test_main_grad_is_the_gradient(tmp_path: Path) -> None:
