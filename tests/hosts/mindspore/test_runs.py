@@ -64,6 +64,13 @@ def test_a_nan_is_found(mode: str, tmp_path: Path) -> None:
     assert ended(tmp_path)["counters"]["nonfinite_steps"] == 4
 
 
+def test_without_a_count_a_graph_still_tells_what_is_not_finite(tmp_path: Path) -> None:
+    mindspore.set_context(mode=mindspore.GRAPH_MODE)
+    train(Poison(), monitor(tmp_path, gradients={"nonfinite": False}))
+    assert [bool(np.isnan(record["grad/norm"])) for record in steps_of(tmp_path)] == [False] * 2 + [True] * 4
+    assert ended(tmp_path)["counters"]["nonfinite_steps"] == 4
+
+
 def test_the_hosts_exception_ends_the_run(mode: str, tmp_path: Path) -> None:
     net = network()
     optimizer = adam(net)
@@ -186,7 +193,7 @@ def test_what_nobody_looks_at_is_not_hooked(mode: str, tmp_path: Path) -> None:
     class Looks(Callback):
         def on_train_step_end(self, run_context: Any) -> None:
             optimizer = run_context.original_args().optimizer
-            slots = sum(hasattr(one, "_trainmon_slot") for one in optimizer.parameters)
+            slots = sum(hasattr(one, "_trainmon_slots") for one in optimizer.parameters)
             found.append((hooks(optimizer), slots))
 
     off = dict.fromkeys(("gradients", "weights", "moments", "updates"), False)

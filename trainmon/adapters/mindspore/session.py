@@ -146,7 +146,9 @@ class Session:
                 text = "gradients were switched on after the step was compiled: they are seen in the next run only"
                 self._tell_once("warning", "compiled_already", text)
                 return
-            self._compiled = CompiledGradients(self._parameters.parameters, self._addressable)
+            section = self.monitor.config.gradients
+            count = section is not None and section.nonfinite
+            self._compiled = CompiledGradients(self._parameters.parameters, self._addressable, count)
         wanted = gradients or any(self.monitor.listens(kind) for kind in (OptimizerBegin, OptimizerEnd))
         if self._compiles or self._optimizer is None or not wanted:
             self._unhook()
