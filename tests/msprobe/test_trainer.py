@@ -18,6 +18,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from trainmon.msprobe import TrainerMonitorV2  # noqa: E402
 
@@ -550,6 +551,64 @@ def test_a_closure_has_its_value(tmp_path: Path) -> None:
     mon.stop()
     assert isinstance(loss, torch.Tensor)
     assert len(rows(tmp_path, "weight_grad")) >= 4
+
+
+def test_what_is_watched_is_said_at_the_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """T-44."""
+    net = model()
+    net[0].requires_grad_(False)
+    optimizer = adam(net)
+    mon = TrainerMonitorV2(config(tmp_path, *FOUR, start_step=2, step_interval=3, collect_times=3))
+    with caplog.at_level(logging.INFO):
+        mon.start(net, optimizer)
+    mon.stop()
+    assert "rank 0 watches module (4 modules); weight_grad (2 parameters (2 need no gradient))" in caplog.text
+    assert "steps written: 2, 5, 8;" in caplog.text
+
+
+def test_the_rank_of_the_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "3")
+    assert TrainerMonitorV2(config(tmp_path)).rank == 3
+    assert (tmp_path / "rank_3").is_dir()
+
+
+class Copies(TorchDispatchMode):
+    """Notes operations whose result is no view of what they are given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        given = {one.untyped_storage().data_ptr() for one in args if isinstance(one, torch.Tensor)}
+        if isinstance(result, torch.Tensor) and result.numel() > 1:
+            if result.untyped_storage().data_ptr() not in given:
+                self.made.append(str(func))
+        return result
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_nothing_is_copied(tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """T-38: reading gradients, weights, state and activations makes no tensor."""
+    from trainmon.adapters.torch_rows.meter import Meter
+
+    copies = Copies()
+    original = Meter.read
+
+    def read(self: Meter, tensors: Any) -> Any:
+        with copies:
+            return original(self, tensors)
+
+    monkeypatch.setattr(Meter, "read", read)
+    net = model()
+    optimizer = adam(net)
+    mon = TrainerMonitorV2(config(tmp_path, *FOUR, mode=mode))
+    mon.start(net, optimizer)
+    train(net, optimizer, 2)
+    mon.stop()
+    assert rows(tmp_path, "module")
+    assert not copies.made
 
 
 def test_manual_steps(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -42,6 +42,8 @@ class _Hooks(Protocol):
 
     def install(self) -> None: ...
 
+    def watched(self) -> str: ...
+
     def arm(self, on: bool) -> None: ...
 
     def remove(self) -> None: ...
@@ -286,7 +288,7 @@ class TrainerMonitorV2:
         self._counts_itself = self._due = False
 
     def _report(self) -> None:
-        kinds = ", ".join(monitor.settings.key for monitor in self._running) or "nothing"
+        kinds = "; ".join(map(_described, self._running)) or "nothing"
         logger.info(
             "[monitor_v2] rank %d watches %s; steps written: %s; below %s",
             self.rank,
@@ -432,6 +434,14 @@ class TrainerMonitorV2:
             self._said_step = self.current_step
             what = f"{type(error).__name__}: {error}"
             logger.warning("[monitor_v2] step %d: %s (training goes on)", self.current_step, what)
+
+
+def _described(monitor: _Monitor) -> str:
+    settings = monitor.settings
+    if monitor.hooks is not None:
+        return f"{settings.key} ({monitor.hooks.watched()})"
+    off = settings.kind == "cc" or not settings.distribution
+    return f"{settings.key} (nothing)" if off else settings.key
 
 
 def _warn(text: str) -> None:

@@ -98,6 +98,10 @@ class CallHooks:
             self._handles.append(named.thing.register_forward_pre_hook(self._before(named), with_kwargs=True))
             self._handles.append(named.thing.register_forward_hook(self._after(named), with_kwargs=True))
 
+    def watched(self) -> str:
+        """What is hooked, in words."""
+        return f"{len(self._modules)} modules"
+
     def arm(self, on: bool) -> None:
         """A step begins."""
         self.on = on

@@ -108,6 +108,10 @@ class CollectiveHooks:
         for name in ("__new__", "__init__"):
             self._replace(distributed_c10d.P2POp, name, _unwrapping(getattr(distributed_c10d.P2POp, name)))
 
+    def watched(self) -> str:
+        """What is hooked, in words."""
+        return "torch.distributed"
+
     def arm(self, on: bool) -> None:
         """A step begins."""
         if self._say is not None and self._stacks:

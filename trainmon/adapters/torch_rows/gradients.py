@@ -76,6 +76,11 @@ class GradientHooks:
             else:
                 self._handles[named.name] = parameter.register_post_accumulate_grad_hook(self._hook(named))
 
+    def watched(self) -> str:
+        """What is hooked, in words."""
+        left = len(self._parameters) - len(self._handles)
+        return f"{len(self._handles)} parameters" + (f" ({left} need no gradient)" if left else "")
+
     def arm(self, on: bool) -> None:
         """A step begins; what has been unfrozen since gets its hook."""
         self.on = on
