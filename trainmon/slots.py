@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -102,10 +103,10 @@ def build_slots(
     slots = _all_slots(config)
     if not _INHERITED.isdisjoint(changed):
         return slots
-    before = {type(slot.probe): slot for slot in keep if slot.probe.name not in changed}
+    before = {(type(slot.probe), slot.title): slot for slot in keep if slot.probe.name not in changed}
     stands_for: dict[int, Slot] = {}
     for slot in slots:
-        going_on = before.get(type(slot.probe), slot)
+        going_on = before.get((type(slot.probe), slot.title), slot)
         going_on.follows = tuple(stands_for[id(followed)] for followed in slot.follows)
         stands_for[id(slot)] = going_on
     return list(stands_for.values())
@@ -114,11 +115,15 @@ def build_slots(
 def _all_slots(config: TrainMonitorConfig) -> list[Slot]:
     slots: list[Slot] = []
 
-    def add(probe: Probe, *, always: bool = False) -> None:
+    def add(probe: Probe, *, always: bool = False, every: int = 1) -> None:
         cadence = config.cadence(probe.name)
         window = cadence.window
         schedule = Schedule(
-            cadence.every, start=window.start, stop=window.stop, interval=window.interval, count=window.count
+            math.lcm(cadence.every, every),
+            start=window.start,
+            stop=window.stop,
+            interval=window.interval,
+            count=window.count,
         )
         slots.append(Slot(probe, schedule, always=always))
 
@@ -140,15 +145,19 @@ def _all_slots(config: TrainMonitorConfig) -> list[Slot]:
         )
         if gradients.underflow:
             add(UnderflowProbe(config.selection("gradients"), gradients.underflow))
-        if gradients.local or gradients.device or gradients.micro or gradients.increment:
+        selection = config.selection("gradients")
+        whole = gradients.local or gradients.device
+        if whole:
+            add(UnreducedProbe(selection, local=gradients.local, device=gradients.device))
+        if gradients.micro or gradients.increment:
             add(
                 UnreducedProbe(
-                    config.selection("gradients"),
-                    local=gradients.local,
-                    device=gradients.device,
+                    selection,
                     micro=gradients.micro,
                     increment=gradients.increment,
-                )
+                    says_unseen=not whole,
+                ),
+                every=gradients.micro_every,
             )
         if gradients.signs:
             add(MomentumProbe(config.selection("gradients")))

@@ -629,7 +629,7 @@ def micro_steps(mon: Any, model: Any, optimizer: Any, number: int, micros: int, 
     return own, summed
 
 
-UNREDUCED = dict.fromkeys(("local", "device", "micro", "increment"), True)
+UNREDUCED = dict.fromkeys(("local", "device", "micro", "increment"), True) | {"micro_every": 1}
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -685,6 +685,32 @@ def test_hooks_on_parameters_come_and_go_with_what_listens(tmp_path: Path) -> No
     rows = tables(tmp_path / "on", "gradients")
     assert {number for number, _ in rows} == {1, 2, 4}
     assert rows[4, "3.weight"]["grad/norm_local"] > 0
+
+
+def test_micro_batches_have_a_cadence_of_their_own_within_the_sections(tmp_path: Path) -> None:
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    gradients = {"every": 2, "local": True, "device": True, "micro": True, "micro_every": 3}
+    with attach(tmp_path, model, optimizer, gradients=gradients) as mon:
+        for number in range(1, 13):
+            if number == 3:
+                model.append(torch.nn.Linear(2, 2))
+                optimizer.add_param_group({"params": model[-1].parameters()})
+            step(model, optimizer, number)
+            mon.step_end()
+    rows = tables(tmp_path, "gradients")
+    assert [number for number, name in rows if name == "0.weight@0"] == [1, 6, 12]
+    assert [number for number, name in rows if name == "0.weight"] == [1, 2, 4, 6, 8, 10, 12]
+    assert rows[4, "3.weight"]["grad/norm_local"] > 0  # that came under way
+    assert [record["step"] for record in records(tmp_path) if record.get("grad/norm_device")] == [
+        1,
+        2,
+        4,
+        6,
+        8,
+        10,
+        12,
+    ]
 
 
 def test_tied_sparse_and_missing_gradients_before_reduction(tmp_path: Path) -> None:

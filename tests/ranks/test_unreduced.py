@@ -47,7 +47,7 @@ def _train(kind: str, directory: str) -> dict[str, Any]:
         "output_dir": directory,
         "run_name": "r",
         "sinks": {"log": False},
-        "gradients": dict.fromkeys(("local", "device", "micro", "increment"), True),
+        "gradients": dict.fromkeys(("local", "device", "micro", "increment"), True) | {"micro_every": 1},
     }
     with trainmon.attach(model, optimizer, config) as monitor:
         for step in (1, 2):

@@ -125,6 +125,9 @@ class GradientsConfig:
         False,
         "By how much each micro-batch changes the norm of the accumulated gradient, of each selected parameter.",
     )
+    micro_every: int = key(
+        10, "Every how many steps `micro` and `increment` look: each micro-batch is a read.", minimum=1
+    )
     align: bool = key(
         False, "How well the data-parallel ranks' gradients agree: before reduction against after it."
     )

@@ -30,21 +30,29 @@ class UnreducedProbe:
     Args:
         selected: whether a parameter of this name has rows; ``device`` is of all parameters.
         local, device, micro, increment: what is published.
+        says_unseen: whether to say that a host shows no such gradients; one of two probes does.
     """
 
     name = "gradients"
-    title = "gradients before reduction"
 
     def __init__(
-        self, selected: Selected, *, local: bool, device: bool, micro: bool, increment: bool
+        self,
+        selected: Selected,
+        *,
+        local: bool = False,
+        device: bool = False,
+        micro: bool = False,
+        increment: bool = False,
+        says_unseen: bool = True,
     ) -> None:
+        self.title = "gradients of micro-batches" if micro or increment else "gradients before reduction"
         self.stale = False
         self._selected = selected
         self._local, self._device, self._micro, self._increment = local, device, micro, increment
         self._row_of: dict[str, int | None] = {}  # None: not selected
         self._names: list[str] = []
         self._capacity = _CAPACITY
-        self._said = False
+        self._said = not says_unseen
         # The engine asks for the events of which a probe has the method.
         if micro:
             self.on_micro_gradient = self._take_own
@@ -113,7 +121,7 @@ class UnreducedProbe:
             self._orders.setdefault((event.micro, event.name), self._context.order())
 
     def _take_sum(self, event: GradientAccumulated) -> None:
-        if self._device or self._row(event.name) is not None:
+        if self._row(event.name) is not None or self._device:
             square = self._context.backend.square_sum([event.gradient])
             self._sums[event.micro, event.name] = square
             self._orders.setdefault((event.micro, event.name), self._context.order())

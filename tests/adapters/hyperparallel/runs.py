@@ -39,7 +39,8 @@ EACH = ("g1", "g2", "g3_text")
 #: Sections that look at everything that the tiny model has, at every step.
 EVERYTHING: dict[str, Any] = {
     "loss": {"micro": True},
-    "gradients": dict.fromkeys(("clipped", "per_parameter", "local", "device", "micro", "increment"), True),
+    "gradients": dict.fromkeys(("clipped", "per_parameter", "local", "device", "micro", "increment"), True)
+    | {"micro_every": 1},
     "weights": {"every": 1, "per_parameter": True},
     "moments": {"every": 1},
     "updates": {"every": 1},
