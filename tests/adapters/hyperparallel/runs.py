@@ -43,6 +43,7 @@ EVERYTHING: dict[str, Any] = {
     | {"micro_every": 1},
     "weights": {"every": 1, "per_parameter": True},
     "moments": {"every": 1},
+    "spectral": {"every": 1},
     "updates": {"every": 1},
     "activations": {"every": 1, "target": "^(up|down|head)$"},
     "moe": {"per_expert": True},

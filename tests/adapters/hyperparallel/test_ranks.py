@@ -20,6 +20,7 @@ from tests.adapters.hyperparallel.runs import (
 from tests.adapters.hyperparallel.test_frames import assert_equal
 from tests.hosts.hyperparallel import model as task
 from tests.ranks.gloo import on_ranks
+from trainmon.sinks.jsonl import read_jsonl
 
 NEW = [name for name in TRAINERS if "older" not in name]
 #: How the ranks hold the parameters: whole, as DTensors, with gradients apart; and recomputation.
@@ -29,6 +30,7 @@ WAYS = dict.fromkeys(NEW, ("hsdp",)) | {
     "g3_text": ("hsdp", "ddp", "fsdp2", "main_grad", "recompute"),
 }
 SECTIONS: dict[str, Any] = {
+    "comparison": {"every": 1},
     "gradients": {"clipped": True, "per_parameter": True},
     "weights": {"every": 1, "per_parameter": True},
     "moments": {"every": 1},
@@ -53,6 +55,18 @@ def watch_all(directory: str) -> None:
             train(trainer)
 
 
+def side_by_side(directory: Path) -> list[dict[str, dict[str, Any]]]:
+    """Every step's values of the two ranks: of losses and norms, where each rank has its own."""
+    records = read_jsonl(directory / "r/rank_0/ranks.jsonl")
+    steps = [record["series"] for record in records if "step" in record]
+    own = [
+        {name: values[name] for name in ("loss/device", "data/tokens") if name in values} for values in steps
+    ]
+    assert [set(step) for step in own] == [{"loss/device", "data/tokens"}] * 3
+    kept = ("low", "low_rank", "high", "high_rank", "median", "known")
+    return [{name: {key: one[key] for key in kept} for name, one in step.items()} for step in own]
+
+
 def test_the_numbers_of_the_plain_loop(tmp_path: Path) -> None:
     on_ranks(2, watch_all, str(tmp_path))
     for name in NEW:
@@ -60,6 +74,10 @@ def test_the_numbers_of_the_plain_loop(tmp_path: Path) -> None:
             own, host = tmp_path / name / "own", tmp_path / name / how
             assert_equal(own, host, 3)
             assert life_of(host)["status"] == "completed" and not said(host, "internal_error")
+            assert side_by_side(host) == [
+                {series: pytest.approx(values, rel=2e-6) for series, values in step.items()}
+                for step in side_by_side(own)
+            ]
         steps, done = task.plain_run(task.settings(world=2), TRAINERS[name][2]), 0
         for record, step in zip(steps_of(host), steps, strict=True):
             assert record["grad/norm"] == pytest.approx(step["grad_norm"], rel=1e-4)
