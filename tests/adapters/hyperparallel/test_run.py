@@ -304,6 +304,16 @@ def test_what_rules_have_learnt_is_in_the_hosts_checkpoint(
     assert len(list((tmp_path / "checkpoints").rglob("trainmon_state.json"))) >= 2
 
 
+@pytest.mark.parametrize("name", NEW)
+def test_the_time_left_counts_to_the_hosts_last_step(tmp_path: Path, name: str) -> None:
+    trainer = build(name, settings_of(name, max_steps=14, epochs=14), tmp_path)
+    trainmon.attach_hyperparallel(trainer, config(tmp_path))
+    train(trainer)
+    left = [record["time/eta"] for record in steps_of(tmp_path)]
+    assert len(left) == 14 and left[0] is None and left[-1] == 0
+    assert left[-2] > 0
+
+
 @pytest.mark.parametrize("name", EACH)
 def test_a_checkpoint_that_was_not_loaded_is_said(tmp_path: Path, name: str) -> None:
     """The host begins anew, with a warning or without a word."""
