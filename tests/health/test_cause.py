@@ -99,6 +99,17 @@ def test_an_episode_is_told_once_with_what_it_spreads_to_and_its_end() -> None:
     assert [told.kind for told in episode.follow(6, [loss])] == ["nonfinite_loss"]
 
 
+def test_a_report_of_the_step_before_what_a_gate_has_found_ends_nothing() -> None:
+    """With several ranks a step is reported in the next one, after the gate has seen that one's gradients."""
+    episode = Episode(2)
+    gradient = replace(finding("backward", "w", rank=1), step=2)
+    assert len(episode.follow(2, [gradient])) == 1
+    assert episode.follow(1, []) == []
+    assert episode.follow(2, [gradient]) == [], "it has been told"
+    (end,) = episode.follow(3, [])
+    assert end.text == "all values are finite again after 1 step"
+
+
 def test_any_order_of_ranks_gives_the_same_cause() -> None:
     some = [finding(rank=rank, call=rank % 2, name=f"m{rank % 2}") for rank in range(4)]
     texts = {first_cause(list(order), 4).text for order in itertools.permutations(some)}

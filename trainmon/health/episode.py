@@ -35,6 +35,8 @@ class Episode:
         Args:
             looked: whether a series was looked at in this step: what was bad is so until it has been.
         """
+        if not findings and self.since is not None and step < self.since:
+            return []  # a report that comes after a gate has seen the next step
         self._bad = {series for series in self._bad if not looked(series)}
         self._bad.update(finding.series for finding in findings)
         if not findings:
