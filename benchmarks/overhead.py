@@ -25,13 +25,15 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks._arms import ARMS, have_msprobe
-from benchmarks._loads import Gpt, Load, ManyParameters, Mlp
+from benchmarks._loads import Gpt, Load, ManyParameters, Mlp, NoMonitor
 from benchmarks._measure import Row
+from trainmon.ops import plain_read
 
 #: Shares of a step that trainmon may spend inside its entry points.
 MARKS = {"trainmon, defaults": 0.005, "trainmon, everything": 0.02}
@@ -59,7 +61,7 @@ def measure(quick: bool = False, rounds: int | None = None, seed: int = 0) -> li
     ]
     for make, count in loads:
         rows += _compare(make(), arms, count, np.random.default_rng(seed))
-    rows.append(_engine(3 if quick else 30))
+    rows += _engine(3 if quick else 30)
     rows += _memory(128 if quick else 4096, 1 if quick else 3)
     return rows
 
@@ -117,16 +119,38 @@ def _block(load: Load, arm: str, steps: int = STEPS) -> Block:
     return Block(wall / steps, cpu / steps, inside * 1e-9 / steps)
 
 
-def _engine(steps: int) -> Row:
-    """Time inside a step whose tensors cost nothing to read."""
+def _engine(steps: int) -> list[Row]:
+    """Time inside a step whose tensors have next to nothing to read, and what finding and reading them takes alone."""
     load = ManyParameters()
     block = _block(load, "trainmon, defaults", steps)
-    return Row(
-        f"inside a step of {load.name}, defaults",
-        f"{block.inside * 1e3:.2f} ms",
-        "< 5 ms",
-        block.inside < 5e-3,
-    )
+    plain = _PlainRead(load)
+    for _ in range(steps):
+        load.step(plain)
+    return [
+        Row(
+            f"inside a step of {load.name}, defaults",
+            f"{block.inside * 1e3:.2f} ms",
+            "< 5 ms",
+            block.inside < 5e-3,
+        ),
+        Row(
+            "of that, asking torch for the gradients and a plain read of them, in the same place of a step",
+            f"{plain.nanoseconds * 1e-6 / steps:.2f} ms",
+        ),
+    ]
+
+
+class _PlainRead(NoMonitor):
+    """Reads the gradients where a monitor would, and does nothing else."""
+
+    def __init__(self, load: ManyParameters) -> None:
+        self._parameters, self.nanoseconds = list(load.model), 0
+
+    def grads_ready(self) -> SimpleNamespace:
+        entered = time.perf_counter_ns()
+        plain_read([parameter.grad for parameter in self._parameters])
+        self.nanoseconds += time.perf_counter_ns() - entered
+        return SimpleNamespace(skip=False)
 
 
 _CHILD = """
