@@ -264,7 +264,13 @@ import os, sys, time
 from hyper_parallel.trainer import VLMTrainer
 VLMTrainer({"steps": 1}).train()
 assert os.path.exists(sys.argv[1])
-sys.exit(9) if os.environ["RANK"] == "1" else time.sleep(60)
+sys.stdout.flush()
+if os.environ["RANK"] == "0":
+    open("trained", "x").close()
+    time.sleep(60)
+while not os.path.exists("trained"):  # torchrun ends the other one at once
+    time.sleep(0.05)
+sys.exit(9)
 """
 
 
