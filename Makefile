@@ -85,7 +85,7 @@ asan: build ## kernel and config tests, and the C tests, under ASan and UBSan
 	export PYTHONPATH=$$PWD/$(ASAN)
 	(cd $(ASAN) && $(ASAN_ENV) $$python -c 'import trainmon; assert "address sanitizer" in trainmon.build_info()["switches"]')
 	(cd $(ASAN) && $(ASAN_ENV) $$python -m pytest $(PYTEST_ARGS) --capture=sys tests/kernels tests/config)
-	$(MAKE) -s -C csrc/tests check SANITIZE=1 UNDER="env TM_TEST_SAMPLE=11"
+	$(MAKE) -s -C csrc/tests check SANITIZE=1 UNDER="env TM_TEST_SAMPLE=31"
 
 # The C tests alone: what is slow to run takes a sample of the long lists of cases, but every digest.
 CTESTS := $(MAKE) -s -C csrc/tests check
