@@ -572,10 +572,22 @@ class TrainMonitor:
             self._voice.now(told)
 
     def _collect(self) -> None:
-        """The numbers of a step are on the host: into a frame, and off to the other ranks."""
-        pending, self._pending = self._pending, None
-        if pending is None or self._run is None:
+        """The numbers of a step are on the host: into a frame, and off to the other ranks. What Ctrl-C cuts off stays
+        for ``close``."""
+        pending = self._pending
+        if pending is None:
             return
+        try:
+            report = None if self._run is None else self._enter(pending)
+        except Exception:
+            self._pending = None
+            raise
+        self._report, self._pending = report, None
+        if self._ranks.group.size == 1:
+            self._publish_report()
+
+    def _enter(self, pending: _Pending) -> _Report | None:
+        """A step's numbers, in a frame; None if nothing was due."""
         if self._voice.box is not None and self._backend.deferred:
             self._voice.box.mark(COLLECT, self.step)
         values, failed = pending.read.wait(), set(pending.failed)
@@ -588,7 +600,7 @@ class TrainMonitor:
                 failed.add(self._slots.index(slot))
         findings = self._voice.take_findings(pending.event.step)
         if not pending.due:
-            return
+            return None
         self._own.write_cost(
             frame, pending.overhead_ns * 1e-9, pending.seconds, len(pending.due), pending.wanted
         )
@@ -601,15 +613,22 @@ class TrainMonitor:
         frame.set(self._own.stale, float(stale))
         frame.set(self._own.alarm, float(bool(messages or findings)))
         merging = self._ranks.start(frame, pending.check, values[-1] if values else None)
-        self._report = _Report(pending, frame, merging, messages, findings)
-        if self._ranks.group.size == 1:
-            self._publish_report()
+        return _Report(pending, frame, merging, messages, findings)
 
     def _publish_report(self) -> None:
         """The ranks have merged a step: derived, written, and what follows from it for all of them."""
-        report, self._report = self._report, None
+        report = self._report
+        if self._ranks.group.size > 1:
+            self._report = None  # what was merged once is not merged again
         if report is None or self._run is None:
             return
+        try:
+            self._publish(self._run, report)
+        except Exception:
+            self._report = None
+            raise
+
+    def _publish(self, run: Run, report: _Report) -> None:
         frame, pending = report.frame, report.pending
         merged = self._wait(report)
         if merged:
@@ -647,8 +666,9 @@ class TrainMonitor:
             outcome = self._supervision.report(snapshot, findings, self._looked(pending.due))
             published = self._supervision.published(merged)
             snapshot = replace(snapshot, scalars={**snapshot.scalars, **published})
+        self._report = None
         self._summary.add(snapshot)
-        self._run.put(snapshot)
+        run.put(snapshot)
         self._voice.tell(report.messages, everybody)
         self._heed(outcome)
         if merged and self._governor is not None:

@@ -687,6 +687,24 @@ def test_hooks_on_parameters_come_and_go_with_what_listens(tmp_path: Path) -> No
     assert rows[4, "3.weight"]["grad/norm_local"] > 0
 
 
+def test_a_step_whose_publishing_ctrl_c_cuts_off_is_published_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut(*_arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(KeyboardInterrupt), attach(tmp_path, model, optimizer) as mon:
+        for number in (1, 2):
+            step(model, optimizer, number)
+            with monkeypatch.context() as patched:
+                if number == 2:
+                    patched.setattr(type(mon.monitor._own), "write_cost", cut)
+                mon.step_end()
+    assert [record["step"] for record in records(tmp_path)] == [1, 2]
+
+
 def test_micro_batches_have_a_cadence_of_their_own_within_the_sections(tmp_path: Path) -> None:
     model = make()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
