@@ -695,7 +695,7 @@ def test_a_step_whose_publishing_ctrl_c_cuts_off_is_published_at_the_end(
 
     model = make()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(KeyboardInterrupt), attach(tmp_path, model, optimizer) as mon:
+    with pytest.raises(KeyboardInterrupt), attach(tmp_path, model, optimizer, gradients=True) as mon:
         for number in (1, 2):
             step(model, optimizer, number)
             with monkeypatch.context() as patched:
