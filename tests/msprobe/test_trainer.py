@@ -78,6 +78,14 @@ def clean(net: nn.Module, optimizer: Any) -> bool:
     return not any(hooks) and "step" not in vars(optimizer)
 
 
+def test_mindspore_is_refused_with_what_to_use_instead(tmp_path: Path) -> None:
+    monitor = TrainerMonitorV2(config(tmp_path, "module", framework="mindspore"))
+    with pytest.raises(
+        NotImplementedError, match=r"msProbe's own TrainerMonitorV2 .* trainmon\.MindSporeMonitor"
+    ):
+        monitor.start(model=model())
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_step_after_stop(tmp_path: Path, mode: str) -> None:
     """T-02."""

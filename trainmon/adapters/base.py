@@ -1,13 +1,16 @@
-"""What every adapter shares: wrapper prefixes of names, and its own place among the ranks."""
+"""What every adapter shares: wrapper prefixes of names, its own place among the ranks, what a user may ask of a run."""
 
 from __future__ import annotations
 
 import os
 import sys
+from typing import Any
 
 from trainmon.events import Layout
+from trainmon.monitor import TrainMonitor
+from trainmon.summary import Summary
 
-__all__ = ["current_rank", "layout_from_environment", "plain_name"]
+__all__ = ["Watched", "current_rank", "layout_from_environment", "plain_name"]
 
 _WRAPPERS = (
     "module.",
@@ -48,3 +51,32 @@ def current_rank() -> int:
         return max(0, int(os.environ.get("RANK", "0")))
     except ValueError:
         return 0
+
+
+class Watched:
+    """A run that is watched: what every host's user may ask of it."""
+
+    monitor: TrainMonitor
+
+    def summary(self) -> Summary:
+        """What was seen so far."""
+        return self.monitor.summary()
+
+    def print_summary(self) -> None:
+        """Prints the summary table."""
+        self.monitor.print_summary()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What rules have learnt and probes remember, as plain data: for the checkpoint; the same on every rank."""
+        return self.monitor.state_dict()
+
+    def save_state(self, path: str | os.PathLike[str]) -> bool:
+        """Writes :meth:`state_dict` to a file of its own, beside the checkpoint; its directory is made.
+
+        A reader sees the old file or the new one, whenever the process is killed. Rank 0 writes; the others may call it
+        and do nothing.
+
+        Returns:
+            Whether it is written. If not, why is said, and training goes on.
+        """
+        return self.monitor.save_state(path)

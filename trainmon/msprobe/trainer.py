@@ -233,7 +233,10 @@ class TrainerMonitorV2:
     def _make_host(self, model: Any, optimizer: Any) -> _Host:
         mode = self._settings.mode
         if self.framework != "pytorch":
-            raise NotImplementedError("[monitor_v2] MindSpore is not built yet")
+            raise NotImplementedError(
+                "[monitor_v2] this drop-in watches PyTorch; framework 'mindspore' is not built yet: use msProbe's own "
+                "TrainerMonitorV2 there, or trainmon.MindSporeMonitor in Model.train"
+            )
         from trainmon.adapters.torch_rows import TorchRows
 
         return TorchRows(

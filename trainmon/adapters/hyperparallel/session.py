@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeVar
 
+from trainmon.adapters.base import Watched
 from trainmon.adapters.hyperparallel.auxiliary import AuxiliaryLoss
 from trainmon.adapters.hyperparallel.places import chunk_names, layout_of, model_of
 from trainmon.adapters.hyperparallel.reading import checkpoint_wanted
@@ -39,7 +40,6 @@ from trainmon.events import (
 )
 from trainmon.health import TrainingStopped
 from trainmon.monitor import TrainMonitor
-from trainmon.summary import Summary
 
 __all__ = ["ACTIONS", "Session", "guarded"]
 
@@ -68,7 +68,7 @@ def guarded(hook: Hook) -> Hook:
     return safe  # type: ignore[return-value]
 
 
-class Session:
+class Session(Watched):
     """A run that is watched; what :func:`trainmon.attach_hyperparallel` returns.
 
     Attributes:
@@ -376,27 +376,11 @@ class Session:
             self._unhang = None
         self.end("detached")
 
-    def summary(self) -> Summary:
-        """What was seen so far."""
-        return self.monitor.summary()
-
-    def print_summary(self) -> None:
-        """Prints the summary table."""
-        self.monitor.print_summary()
-
-    def state_dict(self) -> dict[str, Any]:
-        """What rules have learnt and probes remember, as plain data; the host's checkpoints get it as a file."""
-        return self.monitor.state_dict()
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on from a state instead of the one in the host's checkpoint; before ``train()``, on every rank. One that
         can't be used is said, and all starts anew."""
         self._given = True
         self.monitor.load_state_dict(state)
-
-    def save_state(self, path: str | os.PathLike[str]) -> bool:
-        """Writes the state to a file beside the checkpoint, whole or not at all; rank 0 does. Whether it is there."""
-        return self.monitor.save_state(path)
 
     def load_state(self, path: str | os.PathLike[str]) -> None:
         """Goes on from the state in a file when the run begins, instead of the one in the host's checkpoint; rank 0 reads

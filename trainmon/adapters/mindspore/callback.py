@@ -17,13 +17,13 @@ from typing import Any, TypeVar
 
 from mindspore.train import Callback
 
+from trainmon.adapters.base import Watched
 from trainmon.adapters.mindspore.session import ACTIONS, Session, is_graph
 from trainmon.config import ConfigError
 from trainmon.config.errors import Place, Problem
 from trainmon.events import TrainBegin
 from trainmon.health import TrainingStopped
 from trainmon.monitor import TrainMonitor
-from trainmon.summary import Summary
 from trainmon.supervision import check_health
 
 __all__ = ["MindSporeMonitor"]
@@ -47,7 +47,7 @@ def _guarded(hook: Hook) -> Hook:
     return safe  # type: ignore[return-value]
 
 
-class MindSporeMonitor(Callback):  # type: ignore[misc]
+class MindSporeMonitor(Watched, Callback):  # type: ignore[misc]
     """``model.train(epochs, data, callbacks=[trainmon.MindSporeMonitor("monitor.yaml")])``; of ``fit`` too.
 
     Put it last in the list, behind callbacks that may stop or save. A second ``train`` with the same object is
@@ -161,22 +161,6 @@ class MindSporeMonitor(Callback):  # type: ignore[misc]
             self._session.evaluation(running=False)
 
     # -- what the user may call -------------------------------------------------------------------------------------
-
-    def summary(self) -> Summary:
-        """What was seen so far."""
-        return self.monitor.summary()
-
-    def print_summary(self) -> None:
-        """Prints the summary table."""
-        self.monitor.print_summary()
-
-    def state_dict(self) -> dict[str, Any]:
-        """What rules have learnt and probes remember, as plain data: for the checkpoint."""
-        return self.monitor.state_dict()
-
-    def save_state(self, path: str | os.PathLike[str]) -> bool:
-        """Writes :meth:`state_dict` to a file of its own; whether it is there. Why not is said."""
-        return self.monitor.save_state(path)
 
     def load_state(self, state: str | os.PathLike[str] | Mapping[str, Any]) -> None:
         """The coming run goes on from a state or its file; one that can't be used is said, and all starts anew."""

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import torch
 
-from trainmon.adapters.base import layout_from_environment
+from trainmon.adapters.base import Watched, layout_from_environment
 from trainmon.adapters.torch_parts.parameters import NameOf, PieceOf
 from trainmon.adapters.torch_parts.shards import without_graph
 from trainmon.adapters.torch_parts.watch import Watch, all_ranks, backend_for
@@ -44,7 +44,6 @@ from trainmon.events import (
 )
 from trainmon.health import TrainingStopped
 from trainmon.monitor import TrainMonitor
-from trainmon.summary import Summary
 
 __all__ = ["TorchLoop", "attach"]
 
@@ -129,7 +128,7 @@ def attach(
     )
 
 
-class TorchLoop:
+class TorchLoop(Watched):
     """A watched loop. Per step: ``micro_end`` after each backward, ``grads_ready`` before clipping, ``step_end`` last."""
 
     def __init__(
@@ -369,32 +368,9 @@ class TorchLoop:
         """Why the run should stop."""
         return self._stop.reason if self._stop.stop else None
 
-    def summary(self) -> Summary:
-        """What was seen so far."""
-        return self.monitor.summary()
-
-    def print_summary(self) -> None:
-        """Prints the summary table."""
-        self.monitor.print_summary()
-
-    def state_dict(self) -> dict[str, Any]:
-        """What rules have learnt and probes remember, as plain data: for the checkpoint; the same on every rank."""
-        return self.monitor.state_dict()
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on from a state; after ``attach(resumed_step=)``. One that can't be used is said, and starts anew."""
         self.monitor.load_state_dict(state)
-
-    def save_state(self, path: str | os.PathLike[str]) -> bool:
-        """Writes :meth:`state_dict` to a file of its own, beside the checkpoint; its directory is made.
-
-        A reader sees the old file or the new one, whenever the process is killed. Rank 0 writes; the others may call it
-        and do nothing.
-
-        Returns:
-            Whether it is written. If not, why is said, and training goes on.
-        """
-        return self.monitor.save_state(path)
 
     def load_state(self, path: str | os.PathLike[str]) -> bool:
         """Goes on from a file of :meth:`save_state`, on any number of ranks: call it on all of them, after
