@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -16,7 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 from trainmon.messages import Told
 from trainmon.sinks.base import publish
 
-__all__ = ["Remembers", "read_state", "restore", "states_of", "write_state"]
+__all__ = ["Remembers", "content_of", "go_on", "read_state", "restore", "save", "states_of", "write_state"]
 
 _FORMAT = 1
 _KIND = "trainmon state"
@@ -66,6 +66,59 @@ def restore(probes: Iterable[object], states: object, step: int) -> list[Told]:
             text = f"{probe.name}: {error}: it begins anew"
             said.append(Told("warning", f"{probe.name}_not_restored", text, step))
     return said
+
+
+def go_on(
+    state: Mapping[str, Any],
+    step: int,
+    running: int,
+    health: Callable[[Mapping[str, Any], int], Sequence[Told]] | None,
+    probes: Iterable[object],
+) -> list[Told]:
+    """Rules and probes go on from a state of :meth:`TrainMonitor.state_dict`; returns what is to be said.
+
+    Args:
+        step: the last step that has begun.
+        running: the running step, or the one that comes next.
+        health: takes the rules' part of a state, and the step; None: there are no rules.
+    """
+    told: list[Told] = []
+    taken = state.get("step")
+    # While a step ran that was not over yet, or once the next one had begun.
+    if isinstance(taken, int) and running - taken not in (0, 1):
+        text = (
+            f"the state was taken in step {taken}, and this life is in step {running}: what rules and probes go on "
+            "from is of another time"
+        )
+        told.append(Told("warning", "state_of_another_step", text, step))
+    if health is not None and state.get("health") is not None:
+        told += health(state["health"], step)
+    return told + restore(probes, state.get("probes"), step)
+
+
+def save(path: str | os.PathLike[str], state: Mapping[str, Any], step: int) -> Told | None:
+    """Writes a state, whole or not at all; why not is returned."""
+    try:
+        write_state(path, state)
+    except Exception as error:
+        why = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+        text = (
+            f"the state of rules and probes can't be written to {os.fspath(path)!r}: {why} (training goes on)"
+        )
+        return Told("warning", "state_not_written", text, step)
+    return None
+
+
+def content_of(path: str | os.PathLike[str] | None, step: int) -> tuple[bytes, Told | None]:
+    """The JSON text of a state, empty where none can be used, and then why. None: none is looked for."""
+    if path is None:
+        return b"", None
+    try:
+        return read_state(path), None
+    except Exception as error:
+        why = getattr(error, "strerror", None) or str(error)
+        text = f"no state of rules and probes from {os.fspath(path)!r}: {why}; they start anew"
+        return b"", Told("warning", "state_not_read", text, step)
 
 
 def write_state(path: str | os.PathLike[str], state: Mapping[str, Any]) -> None:

@@ -14,7 +14,6 @@ import itertools
 import json
 import logging
 import os
-import re
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +22,7 @@ from typing import Any, Literal, TypeVar
 
 from trainmon.backend import Backend, Lazy, PackedRead
 from trainmon.backend.host import HostBackend
-from trainmon.carried import read_state, restore, states_of, write_state
+from trainmon.carried import content_of, go_on, restore, save, states_of
 from trainmon.config import ConfigError, ConfigWatch, TrainMonitorConfig, changed_sections, load_config
 from trainmon.dist import Group, Lost, Merging, Single
 from trainmon.events import (
@@ -51,6 +50,7 @@ from trainmon.health.health import Outcome
 from trainmon.messages import Told, found_together, pack_messages
 from trainmon.own import OWN, OwnParts
 from trainmon.pieces import LayerWatcher
+from trainmon.probe_set import FAILED, ProbeSet
 from trainmon.probes.base import ProbeContext, Sample
 from trainmon.ranks import Ranks
 from trainmon.reload import Reload
@@ -73,11 +73,7 @@ _logger = logging.getLogger("trainmon")
 _VIEWS = (GradsReady, MicroGradient, GradientAccumulated, ModuleSeen, AttentionSeen, ExpertsSeen)
 #: Ends that all ranks come to at the same step.
 _AGREED = ("completed", "stopped")
-#: A probe is switched off after so many failures.
-PATIENCE = 3
 E = TypeVar("E", bound=Event)
-
-_FAILED = object()
 
 
 @dataclass(slots=True)
@@ -140,17 +136,16 @@ class TrainMonitor:
         self._host: Host | None = None
         self.overhead_ns = 0
         self.step = 0
-        self._slots = build_slots(self.config)
-        self._listeners: dict[type, list[tuple[Slot, Any]]] = {}
         self._run: Run | None = None
         self._bridge = bridge
         self._backend: Backend = HostBackend()
         self._voice = Voice()
+        self._probes = ProbeSet(build_slots(self.config), self._voice)
         self._ranks = Ranks(Single(), self._voice, self._lost)
         self._pending: _Pending | None = None
         self._report: _Report | None = None
         overhead = self.config.overhead
-        self._governor = None if overhead is None else Governor(overhead, self._slots)
+        self._governor = None if overhead is None else Governor(overhead, self._probes.slots)
         self._supervision: Supervision | None = None
         self._order = itertools.count().__next__
         self._summary = Summary()
@@ -201,7 +196,12 @@ class TrainMonitor:
         units = {series.name: series.spec.unit for series in self._registry.series.values()}
         if self.config.health is not None:
             self._supervision = Supervision(
-                self.config.health, event, self._slots, self._ranks.group, self._backend, self._registry
+                self.config.health,
+                event,
+                self._probes.slots,
+                self._ranks.group,
+                self._backend,
+                self._registry,
             )
             units |= {name: catalogue()[name].unit for name in HEALTH_SERIES}
         self._run = Run(
@@ -210,7 +210,7 @@ class TrainMonitor:
         self._voice.run = self._run
         self._summary.directory = self._run.info.directory
         self._look_back(self._run)
-        self._listen()
+        self._probes.listen()
         closer = weakref.WeakMethod(self.close)
         self._at_exit = lambda: (bound := closer()) and bound(status="unfinished", reason="the program ended")
         atexit.register(self._at_exit)
@@ -242,10 +242,7 @@ class TrainMonitor:
         context = ProbeContext(
             self._begin_event, self._backend, self.say, self._found, self._order, self._before
         )
-        for slot in self._slots:
-            if slot.fresh:
-                slot.probe.begin(context)
-                slot.fresh = False
+        self._probes.begin(context)
 
     def handle(self, event: Event) -> None:
         """Takes an event. Nothing that goes wrong in here reaches the caller."""
@@ -271,9 +268,7 @@ class TrainMonitor:
                 self._ended = event.reason, self._stop_reason if event.reason == "stopped" else None
             if self._voice.box is not None:
                 self._voice.box.see(kind, event, self.step)
-            for slot, method in self._listeners.get(kind, ()):
-                if slot.active and self._attempt(slot, method, event) is _FAILED:
-                    slot.trouble = True
+            self._probes.give(kind, event)
             if isinstance(event, StepEnd):
                 self._end_step(event)
         except Exception as error:
@@ -283,16 +278,11 @@ class TrainMonitor:
 
     def listens(self, kind: type[Event]) -> bool:
         """Whether any probe wants events of this kind: what nobody listens to needs no hook."""
-        return any(not slot.off for slot, _ in self._listeners.get(kind, ()))
+        return self._probes.listens(kind)
 
     def wants(self, kind: type[Any]) -> bool:
         """Whether a probe takes events of this kind in this step."""
-        if self._closed:
-            return False
-        for slot, _ in self._listeners.get(kind, ()):  # noqa: SIM110 (called for each gradient: no generator)
-            if slot.active:
-                return True
-        return False
+        return not self._closed and self._probes.wants(kind)
 
     def guard(self, work: Callable[[], None]) -> None:
         """Does an adapter's work: its time is counted, and what goes wrong in it does not reach the caller."""
@@ -307,14 +297,9 @@ class TrainMonitor:
     def before_update(self) -> Decision:
         """What the rules say of a step whose gradients were just shown, before weights change: on every rank the same, at
         the cost of one small collective; nothing is asked or merged unless ``health.gate`` says so."""
-        entered = time.perf_counter_ns()
-        try:
-            if self._supervision is not None and not (self._closed or self._ranks.alone):
-                self._look_before(self._supervision)
-        except Exception as error:
-            self._internal_error(error)
-        finally:
-            self.overhead_ns += time.perf_counter_ns() - entered
+        supervision = self._supervision
+        if supervision is not None and not (self._closed or self._ranks.alone):
+            self.guard(lambda: self._look_before(supervision))
         return self.decide()
 
     def _look_before(self, supervision: Supervision) -> None:
@@ -325,7 +310,7 @@ class TrainMonitor:
         kept, self._voice.findings = self._voice.findings, []
         self._mark(GATE)
         try:
-            self._heed(supervision.look_before(self.step, slots, self._failed, self._find))
+            self._heed(supervision.look_before(self.step, slots, self._probes.failed, self._find))
         except Lost as lost:
             self._ranks.lose(lost)
         finally:
@@ -383,7 +368,7 @@ class TrainMonitor:
             if self._supervision is not None:
                 self._voice.everywhere(self._supervision.close())
             self._summary.overhead_share = self.overhead_share()
-            switched_off = [slot.title for slot in self._slots if slot.off]
+            switched_off = self._probes.switched_off
             self._run.end(
                 status,
                 last_step=self._summary.last_step or self._begin_event.resumed_step,
@@ -414,48 +399,28 @@ class TrainMonitor:
     def state_dict(self) -> dict[str, Any]:
         """What a later life of the run goes on from, as plain data, the same on every rank."""
         health = None if self._supervision is None else self._supervision.health.state_dict()
-        return {"step": self.step, "health": health, "probes": states_of(slot.probe for slot in self._slots)}
+        return {"step": self.step, "health": health, "probes": states_of(slot.probe for slot in self._probes)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on from a state; one that can't be used is said, and all starts anew. Before the run begins it waits."""
         if self._run is None:
             self._at_begin = lambda: self.load_state_dict(state)
             return
-        entered = time.perf_counter_ns()
-        try:
-            self._voice.everywhere(self._go_on(state))
-        except Exception as error:
-            self._internal_error(error)
-        finally:
-            self.overhead_ns += time.perf_counter_ns() - entered
+        self.guard(lambda: self._voice.everywhere(self._go_on(state)))
 
     def _go_on(self, state: Mapping[str, Any]) -> list[Told]:
-        told: list[Told] = []
-        taken = state.get("step")
+        health = None if self._supervision is None else self._supervision.load_state_dict
         running = self.step + (self._step_began is None)
-        # While a step ran that was not over yet, or once the next one had begun.
-        if isinstance(taken, int) and running - taken not in (0, 1):
-            text = (
-                f"the state was taken in step {taken}, and this life is in step {running}: what rules and probes go on "
-                "from is of another time"
-            )
-            told.append(Told("warning", "state_of_another_step", text, self.step))
-        if self._supervision is not None and state.get("health") is not None:
-            told += self._supervision.load_state_dict(state["health"], self.step)
-        return told + restore([slot.probe for slot in self._slots], state.get("probes"), self.step)
+        return go_on(state, self.step, running, health, [slot.probe for slot in self._probes])
 
     def save_state(self, path: str | os.PathLike[str]) -> bool:
         """Writes the state to a file, whole or not at all; rank 0 does, for all. Whether it is there; why not is said."""
         if self._ranks.group.rank != 0:
             return True
-        try:
-            write_state(path, self.state_dict())
-        except Exception as error:
-            why = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
-            text = f"the state of rules and probes can't be written to {os.fspath(path)!r}: {why} (training goes on)"
-            self._voice.now(Told("warning", "state_not_written", text, self.step))
-            return False
-        return True
+        trouble = save(path, self.state_dict(), self.step)
+        if trouble is not None:
+            self._voice.now(trouble)
+        return trouble is None
 
     def load_state(self, path: str | os.PathLike[str] | None) -> bool:
         """Goes on from the state in a file, which rank 0 reads for all: to be called on every rank. Whether there was one
@@ -468,7 +433,9 @@ class TrainMonitor:
         content = b""
         try:
             if self._ranks.group.rank == 0:
-                content = self._read_state(path)
+                content, trouble = content_of(path, self.step)
+                if trouble is not None:
+                    self._voice.now(trouble)
             content = self._ranks.of_rank_0(content)  # every rank comes here
             if content:
                 self._voice.everywhere(self._go_on(json.loads(content)))
@@ -477,17 +444,6 @@ class TrainMonitor:
         finally:
             self.overhead_ns += time.perf_counter_ns() - entered
         return bool(content)
-
-    def _read_state(self, path: str | os.PathLike[str] | None) -> bytes:
-        if path is None:
-            return b""
-        try:
-            return read_state(path)
-        except Exception as error:
-            why = getattr(error, "strerror", None) or str(error)
-            text = f"no state of rules and probes from {os.fspath(path)!r}: {why}; they start anew"
-            self._voice.now(Told("warning", "state_not_read", text, self.step))
-            return b""
 
     def overhead_share(self) -> float | None:
         """Seconds inside trainmon over the seconds of all steps so far; None before the first step has ended."""
@@ -516,25 +472,17 @@ class TrainMonitor:
             self._adopt(agreed)
         if again and agreed is None:
             return
-        for slot in self._slots:
-            slot.arm(event.step)
+        self._probes.arm(event.step)
 
     def _end_step(self, event: StepEnd) -> None:
         self._step_open = False
         self._publish_report()
         self._collect()
-        samples: list[tuple[Slot, Sample]] = []
-        for slot in self._slots:
-            if slot.active:
-                sample = self._attempt(slot, slot.probe.close, event)
-                if sample is _FAILED:
-                    slot.trouble = True
-                else:
-                    samples.append((slot, sample))
-        if self._ranks.group.size == 1 and any(slot.probe.stale for slot in self._slots if not slot.off):
+        samples = self._probes.samples(event)
+        if self._ranks.group.size == 1 and any(slot.probe.stale for slot in self._probes if not slot.off):
             self._register()
         lazies: list[Lazy] = [lazy for _, sample in samples for lazy in sample.lazies]
-        due = frozenset(slot.probe.name for slot in self._slots if slot.due and not slot.idle)
+        due = self._probes.due
         check = self._ranks.look_at_replicas(event.step, self._begin_event.model) if due else None
         if check is not None:
             lazies.append(check.prints)
@@ -546,16 +494,14 @@ class TrainMonitor:
             read=self._backend.read(lazies),
             samples=samples,
             due=due,
-            wanted=len({slot.probe.name for slot in self._slots if slot.wanted and not slot.idle}),
+            wanted=self._probes.wanted,
             check=check,
-            failed=frozenset(index for index, slot in enumerate(self._slots) if slot.trouble or slot.off),
+            failed=self._probes.take_trouble(),
             wall_time=time.time(),
             elapsed=time.perf_counter() - self._began,
             overhead_ns=spent,
             seconds=seconds,
         )
-        for slot in self._slots:
-            slot.trouble = False
         self._reload.look(self._begin_event, self._voice)
         self._summary.steps += 1
         self._summary.last_step = event.step
@@ -596,8 +542,8 @@ class TrainMonitor:
         for slot, sample in pending.samples:
             mine: Sequence[Floats] = values[at : at + len(sample.lazies)]
             at += len(sample.lazies)
-            if self._attempt(slot, sample.write, frame, mine) is _FAILED:
-                failed.add(self._slots.index(slot))
+            if self._probes.attempt(slot, sample.write, frame, mine) is FAILED:
+                failed.add(self._probes.slots.index(slot))
         findings = self._voice.take_findings(pending.event.step)
         if not pending.due:
             return None
@@ -609,7 +555,7 @@ class TrainMonitor:
             self._governor.write(frame)
         messages = self._voice.take_messages()
         frame.set(self._own.config, float(self._reload.proposes))
-        stale = self._ranks.moved(self._begin_event.model) or any(slot.probe.stale for slot in self._slots)
+        stale = self._ranks.moved(self._begin_event.model) or any(slot.probe.stale for slot in self._probes)
         frame.set(self._own.stale, float(stale))
         frame.set(self._own.alarm, float(bool(messages or findings)))
         merging = self._ranks.start(frame, pending.check, values[-1] if values else None)
@@ -632,9 +578,9 @@ class TrainMonitor:
         frame, pending = report.frame, report.pending
         merged = self._wait(report)
         if merged:
-            for slot in self._slots:
+            for slot in self._probes:
                 if not slot.off and hasattr(slot.probe, "merged") and slot.probe.name in pending.due:
-                    self._attempt(slot, slot.probe.merged, frame)
+                    self._probes.attempt(slot, slot.probe.merged, frame)
         else:
             frame.forget_shared()
         spreads = self._ranks.compare(merged)
@@ -726,28 +672,18 @@ class TrainMonitor:
             ValueError: the ranks measure different things; only at the start.
         """
         registry = Registry()
-        for registry.owner, slot in enumerate(self._slots):
+        for registry.owner, slot in enumerate(self._probes):
             slot.probe.register(registry)
         registry.owner = -1
-        self._own = OwnParts(registry, self._slots)
+        self._own = OwnParts(registry, self._probes.slots)
         if self._governor is not None:
             self._governor.register(registry)
         self._ranks.freeze(registry, first=self._run is None)
-        watchers = [slot.probe for slot in self._slots if isinstance(slot.probe, LayerWatcher)]
+        watchers = [slot.probe for slot in self._probes if isinstance(slot.probe, LayerWatcher)]
         self._ranks.share(self._begin_event.model, watchers, self._begin_event.layout)
         self._registry, self._frames = registry, (Frame(registry), Frame(registry))
         if self._supervision is not None:
             self._supervision.take_layout(registry)
-
-    def _listen(self) -> None:
-        self._listeners = {}
-        for kind in Event.__args__:
-            method = "on_" + re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower()
-            found = [
-                (slot, getattr(slot.probe, method)) for slot in self._slots if hasattr(slot.probe, method)
-            ]
-            if found:
-                self._listeners[kind] = found
 
     # -- a configuration that changes under way -------------------------------------------------------------------------
 
@@ -760,17 +696,17 @@ class TrainMonitor:
         changed = changed_sections(old, new)
         if self._host is not None:
             self._begin_event = replace(self._begin_event, observed=self._host.observe())
-        remembered = states_of(slot.probe for slot in self._slots)
-        self._slots = build_slots(new, keep=self._slots, changed=changed)
-        made = [slot.probe for slot in self._slots if slot.fresh]
+        remembered = states_of(slot.probe for slot in self._probes)
+        self._probes.replace(build_slots(new, keep=self._probes.slots, changed=changed))
+        made = [slot.probe for slot in self._probes if slot.fresh]
         self._begin_probes()
         self._voice.everywhere(restore(made, remembered, self.step))
-        self._governor = None if new.overhead is None else Governor(new.overhead, self._slots)
+        self._governor = None if new.overhead is None else Governor(new.overhead, self._probes.slots)
         if {"comparison", "replicas"} & set(changed):
             self._ranks.configure(new, self._backend, self._begin_event.model)
         if self._supervision is not None and "health" not in changed:
-            self._supervision.take_slots(self._slots)
-        self._listen()
+            self._supervision.take_slots(self._probes.slots)
+        self._probes.listen()
         self._register()
         if "health" in changed:
             self._supervise_anew()
@@ -788,14 +724,19 @@ class TrainMonitor:
         if section is not None:
             try:
                 self._supervision = Supervision(
-                    section, self._begin_event, self._slots, self._ranks.group, self._backend, self._registry
+                    section,
+                    self._begin_event,
+                    self._probes.slots,
+                    self._ranks.group,
+                    self._backend,
+                    self._registry,
                 )
             except ConfigError as error:  # of series that this run has; the same on every rank
                 text = f"the changed rules are ignored, the old ones go on:\n{error}"
                 self._voice.everywhere([Told("warning", "config_ignored", text, self.step)])
                 self._supervision = before
                 if before is not None:
-                    before.take_slots(self._slots)
+                    before.take_slots(self._probes.slots)
                     before.take_layout(self._registry)
                 return
         if before is not None:
@@ -806,28 +747,6 @@ class TrainMonitor:
                 self._voice.everywhere(self._supervision.idle)
 
     # -- failures ---------------------------------------------------------------------------------------------------
-
-    def _attempt(self, slot: Slot, work: Callable[..., Any], *arguments: Any) -> Any:
-        """What a probe's own code gives, or ``_FAILED``; its time is the probe's."""
-        entered = time.perf_counter_ns()
-        try:
-            return work(*arguments)
-        except Exception as error:
-            self._failed(slot, error)
-            return _FAILED
-        finally:
-            slot.spent_ns += time.perf_counter_ns() - entered
-
-    def _failed(self, slot: Slot, error: Exception) -> None:
-        slot.failures += 1
-        _logger.debug("probe %s failed", slot.title, exc_info=error)
-        what = f"{type(error).__name__}: {error}"
-        if slot.failures == 1:
-            self.say("warning", "probe_failed", f"{slot.title}: {what} (training goes on)", step=self.step)
-        if slot.failures >= PATIENCE and not slot.off:
-            slot.off = True
-            text = f"{slot.title} is switched off after {PATIENCE} failures; the last: {what}"
-            self.say("error", "probe_off", text, step=self.step, data={"probe": slot.title})
 
     def _internal_error(self, error: Exception) -> None:
         """Says each kind of failure once; the rest is for whoever turns on debug logging."""

@@ -120,7 +120,7 @@ def matrices(model: Model) -> Iterator[tuple[tuple[int, ...], torch.dtype]]:
 def test_what_sections_hold_is_what_the_page_lists(tmp_path: Path, backend: str) -> None:
     mon, model = run(tmp_path, backend)
     live = {one.untyped_storage().data_ptr() for one in model.parameters()}
-    sizes = {slot.title: held(slot.probe, live) for slot in mon.monitor._slots}
+    sizes = {slot.title: held(slot.probe, live) for slot in mon.monitor._probes}
     copies = sum(one.nbytes for one in model.parameters())
     assert sizes["updates"]["tensors"] == copies
     spectral = sizes["spectral"]

@@ -582,7 +582,7 @@ def test_only_selected_weights_are_copied_and_come_and_go(tmp_path: Path) -> Non
             step(model, optimizer, number)
             truth = moved(before, model)
             mon.step_end()
-        (probe,) = [slot.probe for slot in mon.monitor._slots if slot.probe.name == "updates"]
+        (probe,) = [slot.probe for slot in mon.monitor._probes if slot.probe.name == "updates"]
         assert all("weight" in name for name in probe._copies)
     rows = tables(tmp_path, "updates")
     assert {name for number, name in rows if number == 1} == {"0.weight", "2.weight"}
