@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-from tests.acceptance.guard import ELSEWHERE, KeptOutcomes
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    if os.environ.get(ELSEWHERE) and importlib.util.find_spec("mindspore"):
-        config.pluginmanager.register(KeptOutcomes(Path(__file__)), "trainmon-kept")
 
 
 @pytest.fixture(autouse=True)

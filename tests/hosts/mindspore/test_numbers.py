@@ -161,7 +161,7 @@ def test_overflow_and_the_scale_of_the_step(mode: str, tmp_path: Path) -> None:
 
 
 def test_parameters_in_bfloat16_are_read_as_they_are(tmp_path: Path) -> None:
-    from trainmon.adapters.mindspore.parameters import ParameterList, host_view
+    from trainmon.adapters.mindspore_parts.parameters import ParameterList, host_view
     from trainmon.backend.mindspore import MindSporeBackend
 
     values = np.linspace(-3, 3, 35, dtype=np.float32).reshape(5, 7)

@@ -14,7 +14,7 @@ mindspore = pytest.importorskip("mindspore", reason="MindSpore has an environmen
 from mindspore import Tensor, nn  # noqa: E402
 
 from tests.hosts.mindspore.training import events_of, monitor, steps_of  # noqa: E402
-from trainmon.adapters.mindspore.outputs import Outputs, number, read_outputs  # noqa: E402
+from trainmon.adapters.mindspore_parts.outputs import Outputs, number, read_outputs  # noqa: E402
 
 
 def tensor(value: Any, kind: Any = None) -> Any:

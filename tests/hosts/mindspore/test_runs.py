@@ -171,7 +171,7 @@ def test_fit_enters_and_leaves_around_evaluations(mode: str, tmp_path: Path) -> 
 def test_what_fails_inside_never_reaches_the_host(
     mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from trainmon.adapters.mindspore import session
+    from trainmon.adapters.mindspore_parts import session
 
     def broken(*_arguments: Any) -> Any:
         raise ArithmeticError("broken within")

@@ -12,9 +12,9 @@ from typing import Any
 import mindspore
 from mindspore import nn
 
-from trainmon.adapters.mindspore.compiled import CompiledGradients
-from trainmon.adapters.mindspore.outputs import Outputs, number, read_outputs
-from trainmon.adapters.mindspore.parameters import OptimizerView, ParameterList, find_optimizer
+from trainmon.adapters.mindspore_parts.compiled import CompiledGradients
+from trainmon.adapters.mindspore_parts.outputs import Outputs, number, read_outputs
+from trainmon.adapters.mindspore_parts.parameters import OptimizerView, ParameterList, find_optimizer
 from trainmon.backend.determinism import reproduction
 from trainmon.backend.mindspore import MindSporeBackend
 from trainmon.dist import Group
@@ -62,15 +62,21 @@ class Session:
         params: MindSpore's parameters of the run, live.
         resumed_step: the last step that an earlier life finished; None: as the host says.
         clips: whether the step cell clips gradients; None: MindSpore's own don't, others may.
+        host: what the host is called.
 
     Attributes:
         over: whether it has ended.
     """
 
     def __init__(
-        self, monitor: TrainMonitor, params: Any, resumed_step: int | None, clips: bool | None
+        self,
+        monitor: TrainMonitor,
+        params: Any,
+        resumed_step: int | None,
+        clips: bool | None,
+        host: str = "mindspore",
     ) -> None:
-        self.monitor, self.over = monitor, False
+        self.monitor, self.over, self.host = monitor, False, host
         self._params = params
         cell = self._cell = params.train_network
         self._optimizer = find_optimizer(params.get("optimizer"), cell, params.get("network"))
@@ -111,7 +117,7 @@ class Session:
             layout=layout,
             resumed_step=self._done,
             total_steps=total,
-            host="mindspore",
+            host=self.host,
             actions=ACTIONS,
             host_config={"mode": "GRAPH" if is_graph() else "PYNATIVE"},
             reproduction=reproduction(),
