@@ -10,9 +10,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from trainmon.msprobe.reading import read as read
     from trainmon.msprobe.trainer import TrainerMonitorV2 as TrainerMonitorV2
 
-__all__ = ["TrainerMonitorV2", "install"]
+__all__ = ["TrainerMonitorV2", "install", "read"]
+
+#: What is imported once it is used, from where.
+_LAZY = {"TrainerMonitorV2": "trainer", "read": "reading"}
 
 _PATHS = ("msprobe", "msprobe.core", "msprobe.core.monitor_v2", "msprobe.core.monitor_v2.trainer")
 
@@ -55,9 +59,10 @@ def install(*, force: bool = False) -> bool:
 
 
 def __getattr__(name: str) -> Any:
-    if name != "TrainerMonitorV2":
+    if name not in _LAZY:
         raise AttributeError(f"module 'trainmon.msprobe' has no attribute {name!r}")
-    from trainmon.msprobe.trainer import TrainerMonitorV2
+    import importlib
 
-    globals()[name] = TrainerMonitorV2
-    return TrainerMonitorV2
+    found = getattr(importlib.import_module(f"trainmon.msprobe.{_LAZY[name]}"), name)
+    globals()[name] = found
+    return found
