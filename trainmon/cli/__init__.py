@@ -1,5 +1,5 @@
 """``trainmon <verb>``: what the kernels run on, whether a configuration is right, what a run did last, what
-rules would have said of it; and the start of a training script under the monitor."""
+rules would have said of it; files of msProbe's monitors; and the start of a training script under the monitor."""
 
 from __future__ import annotations
 
@@ -33,6 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     replay.add_argument("--after", type=int, default=20, help="and so many after its end")
     replay.add_argument("--json", action="store_true", help="for programs")
+    from trainmon.cli.msprobe import add_verbs, run_verb
+
+    add_verbs(verbs.add_parser("msprobe", help="convert and search the files of msProbe's monitors"))
     verbs.add_parser(
         "launch", add_help=False, help="run a training script and attach to the trainer it builds"
     )
@@ -46,6 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from trainmon.cli.info import print_info
 
         return print_info()
+    if options.verb == "msprobe":
+        return run_verb(options)
     if options.verb == "blackbox":
         from trainmon.cli.blackbox import show_boxes
 

@@ -34,10 +34,75 @@ from trainmon.sinks.base import (
     tag,
 )
 
-__all__ = ["TensorBoardSink"]
+__all__ = ["EventFile", "TensorBoardSink"]
 
 _MISSING = "the tensorboard sink needs the package tensorboard: pip install trainmon[tensorboard]"
 _MARK = "events.out.tfevents."
+
+
+class EventFile:
+    """A new event file, which sorts behind those that are there.
+
+    Args:
+        directory: made if need be.
+        ending: of the file's name.
+
+    Attributes:
+        earlier: time in the name of the newest file that was there; -1 if there was none.
+        event, summary, tensor, types: TensorBoard's modules of messages.
+
+    Raises:
+        ImportError: the package ``tensorboard`` is not installed.
+        OSError: the file can't be made or written.
+    """
+
+    def __init__(self, directory: Path, ending: str) -> None:
+        try:
+            from tensorboard.compat import proto  # type: ignore[import-untyped]
+            from tensorboard.summary.writer import record_writer  # type: ignore[import-untyped]
+
+            modules = ("event_pb2", "summary_pb2", "tensor_pb2", "types_pb2")
+            found = [importlib.import_module(f"{proto.__name__}.{name}") for name in modules]
+        except ImportError as error:
+            raise ImportError(f"{_MISSING} ({error})") from error
+        self.event: Any
+        self.summary: Any
+        self.tensor: Any
+        self.types: Any
+        self.event, self.summary, self.tensor, self.types = found
+        directory.mkdir(parents=True, exist_ok=True)
+        self.earlier = _last_stamp(directory)
+        # Readers go through the files in the order of their names: the new one must come last even if the
+        # clock was set back or the earlier life began in this very second.
+        stamp = max(int(time.time()), self.earlier + 1)
+        path = directory / f"{_MARK}{stamp:010d}.{socket.gethostname()}.{os.getpid()}.{ending}"
+        self._file = RecordFile(path, exclusive=True)
+        self._records = record_writer.RecordWriter(self._file)
+        try:
+            self.write(self.event.Event(wall_time=time.time(), file_version="brain.Event:2"))
+        except BaseException:
+            self.discard()
+            raise
+
+    def number(self, name: str, value: float) -> Any:
+        """A scalar as a part of a summary, as float32 holds it."""
+        return self.summary.Summary.Value(tag=name, simple_value=_single(value))
+
+    def write_summary(self, step: int, wall_time: float, values: list[Any]) -> None:
+        """One event with values of one step."""
+        summary = self.summary.Summary(value=values)
+        self.write(self.event.Event(wall_time=wall_time, step=step, summary=summary))
+
+    def write(self, event: Any) -> None:
+        self._records.write(event.SerializeToString())
+
+    def close(self) -> None:
+        self._file.close()
+
+    def discard(self) -> None:
+        """Closes the file and takes it away."""
+        self._file.close()
+        self._file.path.unlink(missing_ok=True)
 
 
 class TensorBoardSink:
@@ -61,66 +126,43 @@ class TensorBoardSink:
         self._cadence = Cadence(every)
         self._worst = worst
         self._style = "slash"
-        self._file: RecordFile | None = None
-        self._records: Any = None
-        self._protos: Any = None
+        self._file: EventFile | None = None
         self._named: dict[str, tuple[str, ...]] = {}
 
     def open(self, run: RunInfo) -> None:
         if run.rank_directory is None:
             return
-        try:
-            from tensorboard.compat import proto  # type: ignore[import-untyped]
-            from tensorboard.summary.writer import record_writer  # type: ignore[import-untyped]
-
-            modules = ("event_pb2", "summary_pb2", "tensor_pb2", "types_pb2")
-            self._protos = tuple(importlib.import_module(f"{proto.__name__}.{name}") for name in modules)
-        except ImportError as error:
-            raise ImportError(f"{_MISSING} ({error})") from error
-        event_pb2 = self._protos[0]
         self._style = run.tag_style
-        directory = run.rank_directory / "tensorboard"
-        directory.mkdir(parents=True, exist_ok=True)
-        earlier = _last_stamp(directory)
-        # Readers go through the files in the order of their names: the new one must come last even if the
-        # clock was set back or the earlier life began in this very second.
-        stamp = max(int(time.time()), earlier + 1)
-        path = directory / f"{_MARK}{stamp:010d}.{socket.gethostname()}.{os.getpid()}.{run.life}"
-        self._file = RecordFile(path, exclusive=True)
-        self._records = record_writer.RecordWriter(self._file)
+        self._file = EventFile(run.rank_directory / "tensorboard", str(run.life))
         try:
-            self._write(event_pb2.Event(wall_time=time.time(), file_version="brain.Event:2"))
-            if earlier >= 0 or run.resumed_step > 0:
+            if self._file.earlier >= 0 or run.resumed_step > 0:
                 # Makes readers drop what earlier lives logged from the next step on.
-                start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-                self._write(
-                    event_pb2.Event(wall_time=time.time(), step=run.resumed_step + 1, session_log=start)
+                event = self._file.event
+                start = event.SessionLog(status=event.SessionLog.START)
+                self._file.write(
+                    event.Event(wall_time=time.time(), step=run.resumed_step + 1, session_log=start)
                 )
         except BaseException:
-            self._file.close()
-            path.unlink(missing_ok=True)
+            self._file.discard()
             raise
 
     def write(self, snapshot: Snapshot) -> None:
         if self._file is None or not self._cadence.due(snapshot.step):
             return
-        event_pb2, summary_pb2, _, _ = self._protos
         values = [
-            summary_pb2.Summary.Value(tag=tag(name, self._style), simple_value=_single(value))
+            self._file.number(tag(name, self._style), value)
             for name, value in snapshot.scalars.items()
             if value is not None
         ]
         named = dict(self._named)
         for table in snapshot.tables:
-            values += self._condense(table, named)
+            values += self._condense(self._file, table, named)
         if values:
-            summary = summary_pb2.Summary(value=values)
-            self._write(event_pb2.Event(wall_time=snapshot.wall_time, step=snapshot.step, summary=summary))
+            self._file.write_summary(snapshot.step, snapshot.wall_time, values)
             self._named = named
 
-    def _condense(self, table: Table, named: dict[str, tuple[str, ...]]) -> list[Any]:
+    def _condense(self, file: EventFile, table: Table, named: dict[str, tuple[str, ...]]) -> list[Any]:
         """Quantiles and the worst few of a table."""
-        _, summary_pb2, tensor_pb2, types_pb2 = self._protos
         order = ordered(table)
         if not order:
             return []
@@ -128,23 +170,20 @@ class TensorBoardSink:
         worst = order[::-1][: self._worst]
         numbers = list(quantiles(order).items())
         numbers += [(f"worst_{number}", index) for number, index in enumerate(worst, 1)]
-        values = [
-            summary_pb2.Summary.Value(tag=f"{base}/{label}", simple_value=_single(float(table.values[index])))
-            for label, index in numbers
-        ]
+        values = [file.number(f"{base}/{label}", float(table.values[index])) for label, index in numbers]
         names = tuple(table.subjects[index] for index in worst)
         if names and named.get(base) != names:
             named[base] = names
             # Four spaces make Markdown show every character as it is.
             lines = [f"    {number}. {name}" for number, name in enumerate(names, 1)]
-            plugin = summary_pb2.SummaryMetadata.PluginData(plugin_name="text")
-            text = tensor_pb2.TensorProto(
-                dtype=types_pb2.DT_STRING,
+            plugin = file.summary.SummaryMetadata.PluginData(plugin_name="text")
+            text = file.tensor.TensorProto(
+                dtype=file.types.DT_STRING,
                 string_val=["\n".join(lines).encode("utf-8", "backslashreplace")],
             )
             text.tensor_shape.dim.add(size=1)
-            metadata = summary_pb2.SummaryMetadata(plugin_data=plugin)
-            values.append(summary_pb2.Summary.Value(tag=f"{base}/worst", metadata=metadata, tensor=text))
+            metadata = file.summary.SummaryMetadata(plugin_data=plugin)
+            values.append(file.summary.Summary.Value(tag=f"{base}/worst", metadata=metadata, tensor=text))
         return values
 
     def message(self, message: Message) -> None:
@@ -157,9 +196,6 @@ class TensorBoardSink:
         if self._file is not None:
             self._file.close()
             self._file = None
-
-    def _write(self, event: Any) -> None:
-        self._records.write(event.SerializeToString())
 
 
 def _single(value: float) -> float:
