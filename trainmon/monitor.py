@@ -42,7 +42,7 @@ from trainmon.events import (
     TrainEnd,
 )
 from trainmon.findings import Finding
-from trainmon.frame import Floats, Frame, Registry
+from trainmon.frame import Floats, Frame, Registry, Snapshot
 from trainmon.governor import Governor
 from trainmon.health import TrainingStopped
 from trainmon.health.health import SERIES as HEALTH_SERIES
@@ -160,6 +160,7 @@ class TrainMonitor:
         self._termination: TerminationHook | None = None
         self._at_begin: Callable[[], object] = lambda: None
         self._before: dict[str, Any] = {}  # of the step that this life goes on from
+        self._readers: list[Callable[[Snapshot], None]] = []
 
     # -- the life of a run ------------------------------------------------------------------------------------------
 
@@ -293,6 +294,11 @@ class TrainMonitor:
             self._internal_error(error)
         finally:
             self.overhead_ns += time.perf_counter_ns() - entered
+
+    def read_by(self, reader: Callable[[Snapshot], None]) -> None:
+        """Each finished frame is shown to ``reader``, too, on the training thread and on every rank: for hosts that have
+        a place of their own for numbers. With several ranks that is a step late."""
+        self._readers.append(reader)
 
     def before_update(self) -> Decision:
         """What the rules say of a step whose gradients were just shown, before weights change: on every rank the same, at
@@ -615,6 +621,8 @@ class TrainMonitor:
         self._report = None
         self._summary.add(snapshot)
         run.put(snapshot)
+        for reader in self._readers:
+            self._show(reader, snapshot)
         self._voice.tell(report.messages, everybody)
         self._heed(outcome)
         if merged and self._governor is not None:
@@ -625,6 +633,12 @@ class TrainMonitor:
             self._register()
         if together:  # behind all that a report waits for
             self._mark(MERGED)
+
+    def _show(self, reader: Callable[[Snapshot], None], snapshot: Snapshot) -> None:
+        try:
+            reader(snapshot)
+        except Exception as error:
+            self._internal_error(error)
 
     def _wait(self, report: _Report) -> bool:
         """Whether the frame holds what all ranks have."""

@@ -237,3 +237,11 @@ def test_the_error_is_a_value_error_with_sorted_problems(tmp_path: Path) -> None
         (3, 15, "loss.micro"),
     ]
     assert str(error).startswith(f"3 problems in the configuration:\n  {path}:1:10: window.strt: unknown key")
+
+
+def test_an_error_can_be_made_anew_of_its_text() -> None:
+    """As a host does that adds where it came from."""
+    with pytest.raises(ConfigError) as caught:
+        load_config({"every": 0, "gradientz": 1})
+    again = type(caught.value)(f"in a host: {caught.value}")
+    assert str(again) == f"in a host: {caught.value}"

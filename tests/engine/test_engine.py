@@ -240,6 +240,19 @@ def test_a_failing_probe_is_switched_off_after_three_and_the_run_goes_on(tmp_pat
     assert mon.summary().switched_off == ("loss",)
 
 
+def test_finished_frames_are_shown_to_readers_and_what_they_raise_is_said(tmp_path: Path) -> None:
+    mon, seen = monitor(tmp_path), []
+
+    def broken(_snapshot: Any) -> None:
+        raise OSError("no place")
+
+    mon.read_by(broken)
+    mon.read_by(lambda snapshot: seen.append((snapshot.step, snapshot.scalars["loss/global"])))
+    run(mon, [[(2.0, 1)], [(3.0, 1)]])
+    assert seen == [(1, 2.0), (2, 3.0)]
+    assert sum("no place" in event.get("text", "") for event in events_of(tmp_path)) == 1
+
+
 def test_unwritable_output_directory_is_said_and_the_run_goes_on(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

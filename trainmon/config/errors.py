@@ -37,7 +37,9 @@ class Problem:
 class ConfigError(ValueError):
     """A configuration can't be used. `problems` lists all that is wrong; the text has one line for each."""
 
-    def __init__(self, problems: Iterable[Problem]) -> None:
+    def __init__(self, problems: Iterable[Problem] | str) -> None:
+        if isinstance(problems, str):  # a host that passes an error on makes it anew of its text
+            problems = [Problem(Place(), "", problems)]
         # A stable sort: problems without a line keep the order of the schema.
         self.problems = tuple(sorted(problems, key=_order))
         super().__init__(self.problems)
