@@ -32,10 +32,14 @@ class Load(Protocol):
 
 
 class Gpt:
-    """The GPT of `examples/gpt` as its demo trains it: real text, four micro-batches a step."""
+    """The GPT of `examples/gpt` as its demo trains it: real text, four micro-batches a step.
 
-    def __init__(self) -> None:
-        config = demo.read_config(ROOT / "examples" / "gpt" / "train.yaml")
+    Args:
+        overrides: `train.batch=2` and the like.
+    """
+
+    def __init__(self, *overrides: str) -> None:
+        config = demo.read_config(ROOT / "examples" / "gpt" / "train.yaml", overrides)
         self._training = demo.Training(
             demo.section_of(config, "model", demo.ModelConfig),
             demo.section_of(config, "data", demo.DataConfig),

@@ -151,6 +151,11 @@ class Snapshot:
     total_steps: int | None = None
     ranks: Mapping[str, RankSpread] = dataclasses.field(default_factory=dict)
 
+    @property
+    def waiting_bytes(self) -> int:
+        """What its tables take while it waits to be written."""
+        return sum(table.values.nbytes + table.valid.nbytes for table in self.tables)
+
 
 class Registry:
     """Collects parts and series, then fixes the layout."""

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("torch")
 
 from tests.ranks.gloo import on_ranks
-from trainmon.backend.statistics import host_readings
+from trainmon.backend.statistics import finished, host_readings
 from trainmon.msprobe.collectives import CollectiveRows
 
 
@@ -231,7 +231,7 @@ def merged(calls: list[list[np.ndarray[Any, Any]]], plainly: bool = False) -> di
     store = CollectiveRows()
     for arrays in calls:
         store.add("x", "x/post_0", False, host_readings(arrays))
-    _, table = store.merged(None, plainly=plainly)
+    _, table = store.merged(lambda readings: finished(readings, None), plainly=plainly)
     return dict(zip(("n", "min", "max", "mean", "norm", "nans"), table[0].tolist(), strict=True))
 
 

@@ -6,7 +6,7 @@ device is still computing. Readings hold no tensor.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -15,9 +15,13 @@ import numpy as np
 from trainmon.backend.base import STATISTICS, Backend, Floats, Lazy
 from trainmon.ops import STATS_DTYPE, finish_stats, merge_stats, tensor_stats
 
-__all__ = ["Reading", "finished", "host_readings", "of_zeros", "with_zeros"]
+__all__ = ["COLUMNS", "Fetched", "Reading", "finished", "host_readings", "of_zeros", "with_zeros"]
 
 Records: TypeAlias = np.ndarray[Any, Any]
+
+#: What a reading can say: :data:`STATISTICS`, and what else a record holds. ``sum``, ``sumsq``, ``absmax`` and ``rms``
+#: propagate NaN and infinities; ``first_bad`` is -1 if every element is finite.
+COLUMNS = (*STATISTICS, "sum", "sumsq", "absmax", "rms", "n_posinf", "n_neginf", "n_zero", "first_bad")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,22 +68,89 @@ def finished(readings: Sequence[Reading], backend: Backend | None) -> Floats:
     Args:
         backend: where lazy ones come from; None: there are none.
     """
-    table = np.empty((len(readings), len(STATISTICS)))
-    hosted = [at for at, one in enumerate(readings) if not isinstance(one.source, Lazy)]
-    if hosted:
-        records = np.empty(len(hosted), STATS_DTYPE)
-        for place, at in enumerate(hosted):
-            records[place] = readings[at].source[readings[at].row]  # type: ignore[index]
-        table[hosted] = propagating(records)
-    if len(hosted) < len(readings) and backend is not None:
-        _fill_lazy(table, readings, backend)
-    for at, one in enumerate(readings):
-        for name, other in one.others:
-            column = STATISTICS.index(name)
-            table[at, column] = finished([other], backend)[0, column]
-        for name in one.undefined:
-            table[at, STATISTICS.index(name)] = np.nan
+    return Fetched(readings, backend).table(readings)
+
+
+class Fetched:
+    """Numbers of many readings that are on their way in one transfer, which is waited for where they are asked for.
+
+    Args:
+        readings: all that will be asked for.
+        backend: where lazy ones come from; None: there are none.
+    """
+
+    def __init__(self, readings: Iterable[Reading], backend: Backend | None) -> None:
+        sources: dict[int, Lazy] = {}
+        for one in _with_others(readings):
+            if isinstance(one.source, Lazy):
+                sources.setdefault(id(one.source), one.source)
+        self._sources = sources  # kept, so that their ids stay theirs
+        self._read = None if backend is None or not sources else backend.read(list(sources.values()))
+        self._tables: dict[int, Floats] | None = None
+
+    def table(self, readings: Sequence[Reading], *, wide: bool = False) -> Floats:
+        """By :data:`STATISTICS`, or ``wide`` by :data:`COLUMNS`: shape ``[len(readings), columns]``. Of tensors on a
+        device the counts and ``first_bad`` are not known: NaN."""
+        table = np.empty((len(readings), len(COLUMNS if wide else STATISTICS)))
+        hosted = [at for at, one in enumerate(readings) if not isinstance(one.source, Lazy)]
+        if hosted:
+            records = np.empty(len(hosted), STATS_DTYPE)
+            for place, at in enumerate(hosted):
+                records[place] = readings[at].source[readings[at].row]  # type: ignore[index]
+            table[hosted] = _all_columns(records) if wide else propagating(records)
+        if len(hosted) < len(readings):
+            tables = self._arrived()
+            for at, one in enumerate(readings):
+                if isinstance(one.source, Lazy):
+                    numbers = tables[id(one.source)][one.row]
+                    table[at] = _derived(numbers) if wide else numbers
+        for at, one in enumerate(readings):
+            for name, other in one.others:
+                column = STATISTICS.index(name)
+                table[at, column] = self.table([other])[0, column]
+            for name in one.undefined:
+                table[at, STATISTICS.index(name)] = np.nan
+            if wide and "norm" in one.undefined:  # it has no numbers at all
+                table[at, len(STATISTICS) :] = np.nan
+        return table
+
+    def _arrived(self) -> dict[int, Floats]:
+        if self._tables is None:
+            results = [] if self._read is None else self._read.wait()
+            self._tables = dict(zip(self._sources, results, strict=True))
+        return self._tables
+
+
+def _with_others(readings: Iterable[Reading]) -> Iterator[Reading]:
+    for one in readings:
+        yield one
+        yield from _with_others(other for _, other in one.others)
+
+
+def _all_columns(records: Records) -> Floats:
+    """Records by :data:`COLUMNS`."""
+    summary = finish_stats(records)
+    table = np.empty((len(records), len(COLUMNS)))
+    table[:, : len(STATISTICS)] = propagating(records)
+    with np.errstate(over="ignore"):
+        squares = np.ldexp(records["sumsq_scaled"], 2 * records["scale_exponent"].astype(np.int32))
+        squares = np.where(np.isfinite(summary["norm"]), squares, np.square(summary["norm"]))
+    table[:, 6], table[:, 7] = summary["sum"], squares
+    for column, name in enumerate(("absmax", "rms"), start=8):
+        table[:, column] = summary[name]
+    for column, name in enumerate(("n_posinf", "n_neginf", "n_zero", "first_bad"), start=10):
+        table[:, column] = records[name]
     return table
+
+
+def _derived(numbers: Floats) -> Floats:
+    """One row by :data:`COLUMNS` from one by :data:`STATISTICS`."""
+    n, least, most, mean, norm, _ = numbers
+    row: Floats = np.full(len(COLUMNS), np.nan)
+    row[: len(STATISTICS)] = numbers
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        row[6:10] = mean * n if n else 0.0, norm * norm, np.maximum(-least, most), norm / np.sqrt(n)
+    return row
 
 
 def propagating(records: Records) -> Floats:
@@ -91,14 +162,3 @@ def propagating(records: Records) -> Floats:
         table[:, column] = summary[name]
     table[:, 5] = records["n_nan"]
     return table
-
-
-def _fill_lazy(table: Floats, readings: Sequence[Reading], backend: Backend) -> None:
-    sources: dict[int, Lazy] = {}
-    for one in readings:
-        if isinstance(one.source, Lazy):
-            sources.setdefault(id(one.source), one.source)
-    tables = dict(zip(sources, backend.read(list(sources.values())).wait(), strict=True))
-    for at, one in enumerate(readings):
-        if isinstance(one.source, Lazy):
-            table[at] = tables[id(one.source)][one.row]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
-from trainmon.backend import Backend
 from trainmon.backend.base import STATISTICS, Floats
-from trainmon.backend.statistics import Reading, finished
+from trainmon.backend.statistics import Reading
 from trainmon.msprobe.tables import Rows
 
 __all__ = ["CollectiveRows"]
@@ -28,22 +29,35 @@ class CollectiveRows:
     def clear(self) -> None:
         self._tags.clear()
 
+    def taken(self) -> CollectiveRows:
+        """What there is now; here there is nothing any more."""
+        rows = CollectiveRows()
+        rows._tags, self._tags = self._tags, {}
+        return rows
+
     def __len__(self) -> int:
         return sum(len(tags) for pair in self._tags.values() for tags in pair)
 
-    def merged(self, backend: Backend | None, *, plainly: bool) -> tuple[Rows, Floats]:
+    def readings(self) -> list[Reading]:
+        """All that :meth:`merged` needs finished, in its order."""
+        return [one for _, groups in self._calls() for group in groups for one in group]
+
+    def _calls(self) -> list[tuple[str, list[list[Reading]]]]:
+        return [(tag, calls) for pair in self._tags.values() for tags in pair for tag, calls in tags.items()]
+
+    def merged(self, finish: Callable[[list[Reading]], Floats], *, plainly: bool) -> tuple[Rows, Floats]:
         """The rows: operations in the order in which they were first seen, what went in before what came out.
 
         Args:
+            finish: gives the numbers of readings.
             plainly: over calls the norm is the sum of their norms and the mean that of their means, as msProbe has it;
                 else they are what the calls' tensors would give together.
         """
-        calls = [(tag, calls) for pair in self._tags.values() for tags in pair for tag, calls in tags.items()]
-        table = finished([one for _, groups in calls for group in groups for one in group], backend)
+        table = finish(self.readings())
         rows = Rows()
         lines = []
         at = 0
-        for tag, groups in calls:
+        for tag, groups in self._calls():
             pieces = []
             for group in groups:
                 pieces.append(_together(table[at : at + len(group)]))

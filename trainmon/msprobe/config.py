@@ -19,11 +19,13 @@ from typing import Any
 
 from trainmon.msprobe.window import Window
 
-__all__ = ["OPS", "Mode", "MonitorSettings", "Settings", "load", "read_settings", "slug"]
+__all__ = ["MORE_OPS", "OPS", "Mode", "MonitorSettings", "Settings", "load", "read_settings", "slug"]
 
 logger = logging.getLogger("trainmon.msprobe")
 
 OPS = ("min", "max", "mean", "norm", "nans")
+#: Of ``extended``.
+MORE_OPS = ("n", "sum", "sumsq", "absmax", "rms", "n_posinf", "n_neginf", "n_zero", "first_bad")
 KINDS = ("module", "weight_grad", "optimizer", "param", "cc")
 COMPAT = "msprobe-v2"
 
@@ -36,6 +38,7 @@ _RECORD = 1_000_000
 _TOP = frozenset(
     {"framework", "output_dir", "format", "async_write", "rank", "start_step", "stop_step", "step_interval"}
     | {"step_count_per_record", "collect_times", "patch_optimizer_step", "monitors", "compat", "extended"}
+    | {"start_iteration"}
 )
 _COMMON = frozenset({"enabled", "ops", "eps"})
 _CC = frozenset({"cc_codeline", "cc_log_only", "cc_pre_hook", "module_ranks"})
@@ -46,6 +49,15 @@ _OWN: Mapping[str, frozenset[str]] = {
     "param": frozenset({"param_distribution"}),
     "cc": _CC | {"cc_distribution"},
 }
+#: Of ``extended``.
+_MORE: Mapping[str, frozenset[str]] = {
+    "module": frozenset({"include_eval", "include_recompute"}),
+    "weight_grad": frozenset({"targets", "grad_view"}),
+    "optimizer": frozenset({"targets"}),
+    "param": frozenset({"targets"}),
+    "cc": frozenset(),
+}
+_VIEWS = ("accumulated", "own")
 _WORDS = {
     "true": True,
     "yes": True,
@@ -75,9 +87,11 @@ class MonitorSettings:
         kind: one of the five.
         ops: columns in order.
         distribution: whether ``optimizer`` and ``param`` have rows.
-        targets: parts of module names; empty: all.
+        targets: parts of names, or what :func:`trainmon.msprobe.targets.selection` takes; empty: all.
         micro_counts: what the configuration says of micro-batches, first the one that goes first.
         each_micro: a row a micro-batch.
+        own: gradients as each micro-batch adds them.
+        evaluation, repeated: passes of evaluation, and those that checkpointing repeats, have rows.
         codelines, log_only, before, ranks: of ``cc``.
     """
 
@@ -88,6 +102,9 @@ class MonitorSettings:
     targets: tuple[str, ...] = ()
     micro_counts: tuple[Any, ...] = ()
     each_micro: bool = False
+    own: bool = False
+    evaluation: bool = True
+    repeated: bool = True
     codelines: tuple[str, ...] = ()
     log_only: bool = False
     before: bool = False
@@ -102,6 +119,7 @@ class Settings:
         ranks: that are watched; None: all.
         patch: whether the optimizer counts steps; None: if there is one.
         asynchronous: files are written by another thread.
+        first: the number of the first step.
     """
 
     mode: Mode
@@ -111,6 +129,7 @@ class Settings:
     window: Window
     patch: bool | None
     asynchronous: bool
+    first: int
     monitors: tuple[MonitorSettings, ...]
 
 
@@ -166,6 +185,7 @@ def read_settings(config: Mapping[str, Any], framework: str | None = None) -> Se
         window=Window(start, stop, interval, record, times),
         patch=patch,
         asynchronous=asynchronous,
+        first=0 if mode is Mode.V2 else _integer(config, "start_iteration", 0, 0),
         monitors=tuple(_monitors(config.get("monitors", {}), mode)),
     )
 
@@ -254,50 +274,74 @@ def _monitors(section: Any, mode: Mode) -> Iterable[MonitorSettings]:
         if kind not in KINDS:
             _warn(f"Unsupported monitor {key!r}{_nearest(kind, KINDS)}; left out")
             continue
-        if mode is not Mode.V2:
-            _say_unknown(own, _COMMON | _OWN[kind], f"monitors.{key}.")
+        if mode is Mode.DEFAULT:
+            for name in [name for name in own if name in _MORE[kind]]:
+                _warn(f"monitors.{key}.{name} needs extended: true; ignored")
+            _say_unknown(own, _COMMON | _OWN[kind], f"monitors.{key}.", _MORE[kind])
+        elif mode is Mode.EXTENDED:
+            _say_unknown(own, _COMMON | _OWN[kind] | _MORE[kind], f"monitors.{key}.")
         yield _monitor(key, kind, own, mode)
 
 
 def _monitor(key: str, kind: str, own: Mapping[str, Any], mode: Mode) -> MonitorSettings:
     _check_eps(own, key)
-    ops = _ops(own, key)
+    extended = mode is Mode.EXTENDED
+    ops = _ops(own, key, (*OPS, *MORE_OPS) if extended else OPS)
+    targets = _targets(own, key, mode) if kind == "module" or (extended and kind != "cc") else ()
     if kind == "module":
-        return MonitorSettings(key, kind, ops, targets=_targets(own, key, mode))
+        return MonitorSettings(
+            key,
+            kind,
+            ops,
+            targets=targets,
+            evaluation=not extended or _flag(own, "include_eval", False, mode),
+            repeated=not extended or _flag(own, "include_recompute", False, mode),
+        )
     if kind == "weight_grad":
         each = own.get("monitor_mbs_grad", False)
         if not isinstance(each, bool):
             _warn(f"monitors.{key}.monitor_mbs_grad must be true or false, not {each!r}; replaced by false")
             each = False
         counts = own.get("micro_batch_number"), own.get("grad_acc_steps")
-        return MonitorSettings(key, kind, ops, micro_counts=counts, each_micro=each)
+        view = own.get("grad_view", _VIEWS[0]) if extended else _VIEWS[0]
+        if view not in _VIEWS:
+            _warn(
+                f"monitors.{key}.grad_view must be one of {list(_VIEWS)}, not {view!r}; replaced by {_VIEWS[0]!r}"
+            )
+        return MonitorSettings(
+            key, kind, ops, targets=targets, micro_counts=counts, each_micro=each, own=view == "own"
+        )
     if kind == "optimizer":
-        return MonitorSettings(key, kind, ops, distribution=_flag(own, "mv_distribution", True, mode))
+        return MonitorSettings(
+            key, kind, ops, targets=targets, distribution=_flag(own, "mv_distribution", True, mode)
+        )
     if kind == "param":
-        return MonitorSettings(key, kind, ops, distribution=_flag(own, "param_distribution", True, mode))
+        return MonitorSettings(
+            key, kind, ops, targets=targets, distribution=_flag(own, "param_distribution", True, mode)
+        )
     nested = own.get("cc_distribution")
     own = nested if isinstance(nested, Mapping) else own
     return MonitorSettings(
         key,
         kind,
         ops,
-        codelines=_texts(own.get("cc_codeline")),
+        codelines=_patterns(_texts(own.get("cc_codeline")), key),
         log_only=_flag(own, "cc_log_only", False, mode),
         before=_flag(own, "cc_pre_hook", False, mode),
         ranks=_ranks(own, mode, "module_ranks"),
     )
 
 
-def _ops(own: Mapping[str, Any], key: str) -> tuple[str, ...]:
+def _ops(own: Mapping[str, Any], key: str, supported: tuple[str, ...]) -> tuple[str, ...]:
     wanted = own.get("ops", OPS)
     wanted = [wanted] if isinstance(wanted, str) else wanted
     if not isinstance(wanted, Iterable):
         return OPS
     wanted = list(wanted)
-    unknown = [one for one in wanted if one not in OPS]
+    unknown = [one for one in wanted if one not in supported]
     if unknown:
-        _warn(f"monitors.{key}: Unsupported ops {unknown}; supported: {list(OPS)}.")
-    known = tuple(dict.fromkeys(one for one in wanted if one in OPS))
+        _warn(f"monitors.{key}: Unsupported ops {unknown}; supported: {list(supported)}.")
+    known = tuple(dict.fromkeys(one for one in wanted if one in supported))
     if not known:
         _warn(f"monitors.{key}: No valid ops provided; fallback to default ops.")
     return known or OPS
@@ -305,13 +349,29 @@ def _ops(own: Mapping[str, Any], key: str) -> tuple[str, ...]:
 
 def _targets(own: Mapping[str, Any], key: str, mode: Mode) -> tuple[str, ...]:
     wanted = own.get("targets")
+    if mode is Mode.EXTENDED:
+        targets = _texts(wanted if wanted else None)
+        regexes = [one for one in targets if one.removeprefix("!").startswith("re:")]
+        bad = {one for one in regexes if not _patterns((one.removeprefix("!")[3:],), key)}
+        return tuple(one for one in targets if one not in bad)
     if isinstance(wanted, str):
-        if mode is Mode.EXTENDED:
-            return (wanted,) if wanted else ()
         if mode is Mode.DEFAULT:
             _warn(f"monitors.{key}.targets is a text: each of its characters is a target; write a list")
         return tuple(wanted)
     return _texts(wanted)
+
+
+def _patterns(texts: tuple[str, ...], key: str) -> tuple[str, ...]:
+    """Those that are regular expressions; the others are said."""
+    found = []
+    for text in texts:
+        try:
+            re.compile(text)
+        except re.error as error:
+            _warn(f"monitors.{key}: {text!r} is no regular expression ({error}); left out")
+        else:
+            found.append(text)
+    return tuple(found)
 
 
 def _texts(value: Any) -> tuple[str, ...]:
@@ -327,9 +387,11 @@ def _check_eps(own: Mapping[str, Any], key: str) -> None:
         _warn(f"monitors.{key}.eps must be a number, not {own['eps']!r}; replaced by 1e-8")
 
 
-def _say_unknown(section: Mapping[str, Any], known: Iterable[str], prefix: str) -> None:
+def _say_unknown(
+    section: Mapping[str, Any], known: Iterable[str], prefix: str, said: Iterable[str] = ()
+) -> None:
     for key in section:
-        if key not in known:
+        if key not in known and key not in said:
             _warn(f"{prefix}{key} is no key of msProbe's Monitor V2{_nearest(str(key), known)}; ignored")
 
 

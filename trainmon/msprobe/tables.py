@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from trainmon.backend.base import STATISTICS, Floats
-from trainmon.backend.statistics import Reading
+from trainmon.backend.base import Floats
+from trainmon.backend.statistics import COLUMNS, Reading
 from trainmon.ops import csv_rows
 from trainmon.sinks.base import RecordFile
 
@@ -26,13 +26,17 @@ class Rows:
     stages: list[int | None] = field(default_factory=list)
     micros: list[int] = field(default_factory=list)
     readings: list[Reading] = field(default_factory=list)
+    calls: list[int] = field(default_factory=list)
 
-    def add(self, name: str, scope: str, stage: int | None, micro: int, reading: Reading) -> None:
+    def add(
+        self, name: str, scope: str, stage: int | None, micro: int, reading: Reading, call: int = 0
+    ) -> None:
         self.names.append(name)
         self.scopes.append(scope)
         self.stages.append(stage)
         self.micros.append(micro)
         self.readings.append(reading)
+        self.calls.append(call)
 
     def __len__(self) -> int:
         return len(self.names)
@@ -42,9 +46,17 @@ class Rows:
 
     def drop(self, start: int, stop: int) -> None:
         """Takes rows back."""
-        columns: tuple[list[Any], ...] = (self.names, self.scopes, self.stages, self.micros, self.readings)
-        for column in columns:
+        for column in self._columns():
             del column[start:stop]
+
+    def taken(self) -> Rows:
+        """All rows, as they are now; here there are none any more."""
+        rows = Rows(*(column.copy() for column in self._columns()))
+        self.clear()
+        return rows
+
+    def _columns(self) -> tuple[list[Any], ...]:
+        return self.names, self.scopes, self.stages, self.micros, self.readings, self.calls
 
 
 def rounded(table: Floats) -> Floats:
@@ -54,22 +66,28 @@ def rounded(table: Floats) -> Floats:
 
 
 def table_bytes(
-    rows: Rows, table: Floats, step: int, ops: Sequence[str], *, micro: bool, header: bool = False
+    rows: Rows,
+    table: Floats,
+    step: int,
+    ops: Sequence[str],
+    *,
+    keys: Sequence[str] = (),
+    header: bool = False,
 ) -> bytes:
     """Rows as msProbe spells them: CRLF, shortest float64.
 
     Args:
-        table: by :data:`STATISTICS`.
-        micro: whether there is a column ``micro_step``.
+        table: by :data:`COLUMNS`, or the first of them.
+        keys: columns before the statistics: ``micro_step``, ``call``.
     """
     columns: list[tuple[str, Any]] = [
         ("vpp_stage", _stages(rows)),
         ("step", np.full(len(rows), step, np.int64)),
     ]
     columns += [("module_name", rows.names), ("scope", rows.scopes)]
-    if micro:
-        columns.append(("micro_step", np.array(rows.micros, np.int64)))
-    columns += [(name, np.ascontiguousarray(table[:, STATISTICS.index(name)])) for name in ops]
+    own = {"micro_step": rows.micros, "call": rows.calls}
+    columns += [(key, np.array(own[key], np.int64)) for key in keys]
+    columns += [(name, np.ascontiguousarray(table[:, COLUMNS.index(name)])) for name in ops]
     return _crlf(columns, header)
 
 

@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
 from trainmon.adapters.base import current_rank
-from trainmon.backend import Backend
-from trainmon.backend.statistics import Reading, finished
+from trainmon.backend.base import Floats
+from trainmon.backend.statistics import Fetched
 from trainmon.msprobe.collectives import CollectiveRows
-from trainmon.msprobe.config import Mode, MonitorSettings, load, logger, read_settings, slug
-from trainmon.msprobe.tables import Rows, TableFiles, rounded, table_bytes
+from trainmon.msprobe.config import OPS, Mode, MonitorSettings, load, logger, read_settings, slug
+from trainmon.msprobe.host import AddCall, Hooks, Host, Row, StepHooks
+from trainmon.msprobe.output import MonitorTable, Output
+from trainmon.msprobe.tables import Rows, TableFiles
+from trainmon.msprobe.targets import selection
 
 __all__ = ["TrainerMonitorV2"]
 
-#: What msProbe reads of an optimizer's state.
-_MOMENTS = ("exp_avg", "exp_avg_sq")
 #: Written steps without rows after which the likely reason is said.
 _PATIENCE = 3
 _REASONS = {
@@ -30,58 +32,10 @@ _REASONS = {
     "param": "the optimizer has not stepped, or the model has no parameters",
     "cc": "torch.distributed was not called, or from no line of cc_codeline",
 }
+#: Columns between scope and statistics, as msProbe has them, and extended.
+_KEYS_OF_MSPROBE = {"weight_grad": ("micro_step",)}
+_KEYS = {"weight_grad": ("micro_step",), "module": ("micro_step", "call")}
 _NEEDS = {"weight_grad": "weight grad", "optimizer": "optimizer", "param": "param"}
-
-_AddRow = Callable[[str, str, int, int, Reading], None]
-_AddCall = Callable[[str, str, bool, list[Reading]], None]
-_Row = tuple[str, int, Reading]
-
-
-class _Hooks(Protocol):
-    """Hooks that look at a flag."""
-
-    def install(self) -> None: ...
-
-    def watched(self) -> str: ...
-
-    def arm(self, on: bool) -> None: ...
-
-    def remove(self) -> None: ...
-
-
-class _StepHooks(Protocol):
-    def install(self) -> None: ...
-
-    def remove(self) -> None: ...
-
-
-class _Host(Protocol):
-    """What a framework shows of a model; see :class:`trainmon.adapters.torch_rows.TorchRows`."""
-
-    @property
-    def backend(self) -> Backend | None: ...
-
-    def calls(self, targets: Sequence[str], add: _AddRow) -> _Hooks: ...
-
-    def accumulated(self, add: _AddRow, *, count: int, each: bool) -> _Hooks: ...
-
-    def collectives(
-        self,
-        rank: int,
-        add: _AddCall,
-        *,
-        before: bool,
-        codelines: Sequence[str],
-        say: Callable[[str], None] | None,
-    ) -> _Hooks | None: ...
-
-    def steps(self, before: Callable[[], None], after: Callable[[], None]) -> _StepHooks: ...
-
-    def gradients(self) -> list[_Row]: ...
-
-    def weights(self) -> list[_Row]: ...
-
-    def moments(self, keys: Sequence[str]) -> list[tuple[str, list[_Row]]]: ...
 
 
 class _Monitor:
@@ -89,6 +43,8 @@ class _Monitor:
 
     Attributes:
         settings: what was asked for.
+        chosen: whether a name's rows are wanted.
+        keys: columns between scope and statistics.
         rows, calls: those of the running step; of collectives by call.
         hooks: what has to be told which steps are looked at.
         update: the rows that the optimizer's running or failed step has added, from and to.
@@ -96,14 +52,24 @@ class _Monitor:
         empty: in how many written steps there were no rows so far; -1 once there were any.
     """
 
-    def __init__(self, settings: MonitorSettings) -> None:
+    def __init__(self, settings: MonitorSettings, *, extended: bool) -> None:
         self.settings = settings
+        self.chosen = selection(settings.targets, extended=extended)
+        self.keys = _KEYS.get(settings.kind, ()) if extended else _KEYS_OF_MSPROBE.get(settings.kind, ())
         self.rows = Rows()
         self.calls = CollectiveRows()
-        self.hooks: _Hooks | None = None
+        self.hooks: Hooks | None = None
         self.update: tuple[int, int] | None = None
         self.micro = 1
         self.empty = 0
+
+    def __len__(self) -> int:
+        return len(self.rows) + len(self.calls)
+
+    def clear(self) -> None:
+        self.rows.clear()
+        self.calls.clear()
+        self.update = None
 
 
 class TrainerMonitorV2:
@@ -120,7 +86,8 @@ class TrainerMonitorV2:
         writer: the files.
         start_step, stop_step, step_interval, step_count_per_record, collect_times: the window.
         current_step: the step that runs, from 0.
-        write_errors: how often a table could not be written.
+        discarded: rows of steps whose gradients were thrown away (extended).
+        write_errors: tables that could not be written, and steps that the writer thread dropped.
 
     Raises:
         RuntimeError: the file can't be read.
@@ -139,19 +106,29 @@ class TrainerMonitorV2:
         self.step_interval, self.collect_times = self._window.interval, self._window.times
         self.step_count_per_record = self._window.record
         self.output_dir = str(self._settings.output_dir)
-        self.current_step = 0
-        self.write_errors = 0
+        self.current_step = self._settings.first
         self.monitors: dict[str, MonitorSettings] = {one.key: one for one in self._settings.monitors}
         self.rank = current_rank()
         self.writer = self._open_files()
-        self._host: _Host | None = None
-        self._steps: _StepHooks | None = None
+        self._output = Output(
+            self.writer,
+            rounds=self._settings.mode is Mode.V2,
+            asynchronous=self._settings.asynchronous,
+        )
+        self._discards: Hooks | None = None
+        self._host: Host | None = None
+        self._steps: StepHooks | None = None
         self._running: list[_Monitor] = []
         self._counts_itself = False
         self._due = False
         self._said_manual = False
         self._said_step = -1
-        self._said_write = False
+
+        self.discarded = 0
+
+    @property
+    def write_errors(self) -> int:
+        return self._output.errors
 
     # -- msProbe's calls --------------------------------------------------------------------------------------------
 
@@ -161,7 +138,8 @@ class TrainerMonitorV2:
         Args:
             model: a module or a list of them, None where a chunk is another rank's.
             optimizer: one, or a list of those that step together.
-            **context: ``micro_batch_number`` or ``grad_acc_steps``, for ``weight_grad``.
+            **context: ``micro_batch_number`` or ``grad_acc_steps``, for ``weight_grad``; ``start_iteration``, the number
+                of the first step.
 
         Raises:
             ValueError: a monitor needs a model or an optimizer; nothing has been started then.
@@ -172,19 +150,24 @@ class TrainerMonitorV2:
         rank = current_rank()
         if rank != self.rank:  # made before the process group was
             self.rank = rank
-            self.writer = self._open_files()
+            self.writer = self._output.files = self._open_files()
         if not self._is_target():
             return
         for settings in self._settings.monitors:
             _check_needs(settings.kind, model, optimizer)
+        self._take_start(context)
         self._host = self._make_host(model, optimizer)
         try:
+            self._output.open(self.rank)
             for settings in self._settings.monitors:
                 self._begin(settings, context)
             if optimizer is not None:
                 self._counts_itself = self._settings.patch is not False
                 self._steps = self._host.steps(self._before_update, self._after_update)
                 self._steps.install()
+            if self._settings.mode is Mode.EXTENDED:
+                self._discards = self._host.discards(self._discard)
+                self._discards.install()
         except BaseException:
             self._end()
             raise
@@ -212,12 +195,21 @@ class TrainerMonitorV2:
         """Takes all hooks away; rows of a step that has not ended are dropped. May be called again."""
         if not self._is_target():
             return
-        dropped = sum(len(monitor.rows) + len(monitor.calls) for monitor in self._running)
+        dropped = sum(map(len, self._running))
         if dropped and self._settings.mode is not Mode.V2:
             logger.info("[monitor_v2] %d rows of the step that had begun are dropped", dropped)
         self._end()
 
     # -- beginning and end ------------------------------------------------------------------------------------------
+
+    def _take_start(self, context: Mapping[str, Any]) -> None:
+        first = context.get("start_iteration")
+        if self._settings.mode is Mode.V2 or first is None:
+            return
+        if not isinstance(first, int) or first < 0:
+            _warn(f"start_iteration must be an integer of at least 0, not {first!r}; ignored")
+        elif self.current_step == self._settings.first:
+            self.current_step = first
 
     def _is_target(self) -> bool:
         return self._settings.ranks is None or self.rank in self._settings.ranks
@@ -230,7 +222,7 @@ class TrainerMonitorV2:
             logger.warning("[monitor_v2] %s can't be made: %s; tried again at each write", directory, error)
         return TableFiles(directory)
 
-    def _make_host(self, model: Any, optimizer: Any) -> _Host:
+    def _make_host(self, model: Any, optimizer: Any) -> Host:
         mode = self._settings.mode
         if self.framework != "pytorch":
             raise NotImplementedError(
@@ -245,22 +237,26 @@ class TrainerMonitorV2:
 
     def _begin(self, settings: MonitorSettings, context: Mapping[str, Any]) -> None:
         assert self._host is not None
-        monitor = _Monitor(settings)
+        monitor = _Monitor(settings, extended=self._settings.mode is Mode.EXTENDED)
         add = monitor.rows.add
         if settings.kind == "module":
-            monitor.hooks = self._host.calls(settings.targets, add)
+            monitor.hooks = self._host.calls(
+                add, monitor.chosen, evaluation=settings.evaluation, repeated=settings.repeated
+            )
         elif settings.kind == "weight_grad":
             told = (context.get("micro_batch_number"), context.get("grad_acc_steps"))
             counts = (*settings.micro_counts, *told)
             monitor.micro = next((int(one) for one in counts if isinstance(one, int) and one > 0), 1)
-            monitor.hooks = self._host.accumulated(add, count=monitor.micro, each=settings.each_micro)
+            monitor.hooks = self._host.accumulated(
+                add, monitor.chosen, count=monitor.micro, each=settings.each_micro, own=settings.own
+            )
         elif settings.kind == "cc":
             monitor.hooks = self._collectives(settings, monitor.calls.add)
         self._running.append(monitor)
         if monitor.hooks is not None:
             monitor.hooks.install()
 
-    def _collectives(self, settings: MonitorSettings, add: _AddCall) -> _Hooks | None:
+    def _collectives(self, settings: MonitorSettings, add: AddCall) -> Hooks | None:
         assert self._host is not None
         if settings.ranks is not None and self.rank not in settings.ranks:
             return None
@@ -281,14 +277,15 @@ class TrainerMonitorV2:
     def _end(self) -> None:
         """Each monitor's hooks go, whatever becomes of the others'."""
         hooks = [monitor.hooks for monitor in self._running if monitor.hooks is not None]
-        for one in (*hooks, self._steps):
+        for one in (*hooks, self._steps, self._discards):
             if one is not None:
                 try:
                     one.remove()
                 except Exception as error:
                     self._failed(error)
-        self._running, self._steps, self._host = [], None, None
+        self._running, self._steps, self._discards, self._host = [], None, None, None
         self._counts_itself = self._due = False
+        self._output.close()
 
     def _report(self) -> None:
         kinds = "; ".join(map(_described, self._running)) or "nothing"
@@ -306,12 +303,24 @@ class TrainerMonitorV2:
         """The next step begins: is it looked at? Once none will be any more, hooks inside the model go."""
         self._due = self._window.due(self.current_step)
         over = self._window.over(self.current_step)
-        for monitor in self._running:
-            if monitor.hooks is not None:
+        for hooks in (self._discards, *(monitor.hooks for monitor in self._running)):
+            if hooks is not None:
                 if over:
-                    monitor.hooks.remove()
+                    hooks.remove()
                 else:
-                    monitor.hooks.arm(self._due)
+                    hooks.arm(self._due)
+
+    def _discard(self) -> None:
+        """The gradients of the running step were thrown away: its rows go, too."""
+        dropped = sum(map(len, self._running))
+        for monitor in self._running:
+            monitor.clear()
+        self.discarded += dropped
+        logger.info(
+            "[monitor_v2] step %d: the optimizer was not called, %d rows are dropped",
+            self.current_step,
+            dropped,
+        )
 
     def _before_update(self) -> None:
         if not self._due or self._host is None:
@@ -319,22 +328,22 @@ class TrainerMonitorV2:
         for monitor in self._running:
             self._attempt(self._take_before, monitor, self._host)
 
-    def _take_before(self, monitor: _Monitor, host: _Host) -> None:
+    def _take_before(self, monitor: _Monitor, host: Host) -> None:
         kind = monitor.settings.kind
         if kind not in ("weight_grad", "param"):
             return
         self._forget_failed_update(monitor)
         start = len(monitor.rows)
         if kind == "weight_grad":
-            _add(monitor, "reduced", host.gradients())
+            _add(monitor, "reduced", host.gradients(monitor.chosen))
         elif monitor.settings.distribution:
-            _add(monitor, "param_origin", host.weights())
+            _add(monitor, "param_origin", host.weights(monitor.chosen))
         monitor.update = start, len(monitor.rows)
 
-    def _take_after(self, monitor: _Monitor, host: _Host) -> None:
+    def _take_after(self, monitor: _Monitor, host: Host) -> None:
         monitor.update = None
         if monitor.settings.kind == "param" and monitor.settings.distribution:
-            _add(monitor, "param_updated", host.weights())
+            _add(monitor, "param_updated", host.weights(monitor.chosen))
 
     def _forget_failed_update(self, monitor: _Monitor) -> None:
         """Rows taken before an update that raised: it is tried again, or was not made. msProbe keeps them."""
@@ -357,53 +366,55 @@ class TrainerMonitorV2:
         self.current_step += 1
         if due or self._window.due(step):
             self._window.collected += 1
-            for monitor in self._running:
-                self._attempt(self._write, monitor, step)
+            self._attempt(self._publish, step)
         for monitor in self._running:
-            monitor.rows.clear()
-            monitor.calls.clear()
-            monitor.update = None
+            monitor.clear()
         self._arm()
 
-    def _write(self, monitor: _Monitor, step: int) -> None:
-        host, settings, rows = self._host, monitor.settings, monitor.rows
+    def _publish(self, step: int) -> None:
+        """Hands the step's rows over, with one transfer from the device for all of them."""
+        host = self._host
         if host is None:
             return
-        self._forget_failed_update(monitor)
-        if settings.kind == "optimizer" and settings.distribution:
-            for key, found in host.moments(_MOMENTS):
-                for name, stage, reading in found:
-                    rows.add(f"{name}.{key}", key, stage, 0, reading)
-        if settings.kind == "cc":
-            rows, table = monitor.calls.merged(host.backend, plainly=self._settings.mode is Mode.V2)
-        else:
-            table = finished(rows.readings, host.backend)
-        if not len(rows):
-            self._say_empty(monitor)
-            return
-        monitor.empty = -1
-        if self._settings.mode is Mode.V2:
-            table = rounded(table)
-        micro = settings.kind == "weight_grad"
-        header = table_bytes(Rows(), table[:0], step, settings.ops, micro=micro, header=True)
+        for monitor in self._running:
+            self._attempt(self._complete, monitor, host)
         first, last = self._window.span(step)
-        try:
-            self.writer.append(
-                f"{slug(settings.key)}_step{first}-{last}",
-                header,
-                table_bytes(rows, table, step, settings.ops, micro=micro),
+        filled = [monitor for monitor in self._running if len(monitor)]
+        readings = [(*monitor.rows.readings, *monitor.calls.readings()) for monitor in filled]
+        fetched = Fetched([one for some in readings for one in some], host.backend)
+        tables = [
+            MonitorTable(
+                f"{slug(monitor.settings.key)}_step{first}-{last}",
+                len(own),
+                self._finishing(monitor, fetched),
+                monitor.settings.ops,
+                monitor.keys,
             )
-        except OSError as error:
-            self.write_errors += 1
-            if not self._said_write:
-                self._said_write = True
-                logger.warning("[monitor_v2] step %d can't be written: %s (training goes on)", step, error)
-            return
-        if self._said_write:
-            self._said_write = False
-            logger.warning(
-                "[monitor_v2] step %d is written again; %d tables were lost", step, self.write_errors
-            )
+            for monitor, own in zip(filled, readings, strict=True)
+        ]
+        for monitor in self._running:
+            if monitor in filled:
+                monitor.empty = -1
+            else:
+                self._say_empty(monitor)
+        if tables:
+            self._output.put(step, tables)
+
+    def _complete(self, monitor: _Monitor, host: Host) -> None:
+        self._forget_failed_update(monitor)
+        if monitor.settings.kind == "optimizer" and monitor.settings.distribution:
+            for key, found in host.moments(monitor.chosen):
+                for name, stage, reading in found:
+                    monitor.rows.add(f"{name}.{key}", key, stage, 0, reading)
+
+    def _finishing(self, monitor: _Monitor, fetched: Fetched) -> Callable[[], tuple[Rows, Floats]]:
+        """What gives a monitor's rows later, without the monitor."""
+        finish = partial(fetched.table, wide=not set(monitor.settings.ops) <= set(OPS))
+        if monitor.settings.kind == "cc":
+            calls, plainly = monitor.calls.taken(), self._settings.mode is Mode.V2
+            return lambda: calls.merged(finish, plainly=plainly)
+        rows = monitor.rows.taken()
+        return lambda: (rows, finish(rows.readings))
 
     def _say_empty(self, monitor: _Monitor) -> None:
         """Once, when the first steps that should have rows have none."""
@@ -451,7 +462,7 @@ def _warn(text: str) -> None:
     logger.warning("[monitor_v2] %s", text)
 
 
-def _add(monitor: _Monitor, scope: str, rows: Sequence[_Row]) -> None:
+def _add(monitor: _Monitor, scope: str, rows: Sequence[Row]) -> None:
     for name, stage, reading in rows:
         monitor.rows.add(name, scope, stage, monitor.micro, reading)
 

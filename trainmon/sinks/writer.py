@@ -124,8 +124,8 @@ class Writer:
                     self.dropped += 1
                     return
         else:
-            self._make_room(_table_bytes(snapshot))
-        self._came += _table_bytes(snapshot)
+            self._make_room(snapshot.waiting_bytes)
+        self._came += snapshot.waiting_bytes
         self._step = snapshot.step
         self._snapshots.append((next(self._order), snapshot))
         self._tokens.put(None)
@@ -138,7 +138,7 @@ class Writer:
                 _, oldest = self._snapshots.popleft()
             except IndexError:
                 return  # the thread took the last one in between
-            self._came -= _table_bytes(oldest)
+            self._came -= oldest.waiting_bytes
             self.dropped += 1
 
     def say(self, message: Message) -> None:
@@ -276,7 +276,7 @@ class Writer:
         if self._head is None:
             with contextlib.suppress(IndexError):
                 self._head = self._snapshots.popleft()
-                self._went += _table_bytes(self._head[1])
+                self._went += self._head[1].waiting_bytes
         if self._others and (self._head is None or self._others[0][0] < self._head[0]):
             self._handle(self._others.popleft()[1])
             return True
@@ -411,7 +411,3 @@ class Writer:
                 failed=dict(self.failed),
                 switched_off=list(self.switched_off),
             )
-
-
-def _table_bytes(snapshot: Snapshot) -> int:
-    return sum(table.values.nbytes + table.valid.nbytes for table in snapshot.tables)

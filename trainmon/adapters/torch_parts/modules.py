@@ -25,7 +25,7 @@ from trainmon.adapters.torch_parts.shards import detached
 from trainmon.events import Flow, ModuleSeen
 from trainmon.monitor import TrainMonitor
 
-__all__ = ["ModuleHooks", "hookable", "is_repeated", "tensors_in", "within"]
+__all__ = ["ModuleHooks", "hookable", "is_repeated", "parts_of", "tensors_in", "within"]
 
 _DEPTH = 8  # of containers within containers
 
@@ -88,11 +88,12 @@ def _collect(value: Any, found: dict[int, torch.Tensor], depth: int) -> None:
     if isinstance(value, torch.Tensor):
         found.setdefault(id(value), value)
     elif depth < _DEPTH:
-        for item in _items(value):
+        for item in parts_of(value):
             _collect(item, found, depth + 1)
 
 
-def _items(value: Any) -> Iterator[Any]:
+def parts_of(value: Any) -> Iterator[Any]:
+    """What a tuple, list, mapping or dataclass holds; nothing of anything else."""
     if isinstance(value, Mapping):  # also the outputs of transformers
         yield from value.values()
     elif isinstance(value, tuple | list):

@@ -15,20 +15,32 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
+from trainmon.adapters.torch_parts.modules import is_repeated
 from trainmon.adapters.torch_rows.meter import Meter
 from trainmon.adapters.torch_rows.names import Named
+from trainmon.adapters.torch_rows.tensors import all_tensors, one_level
 from trainmon.backend.statistics import Reading, of_zeros
+
+if TYPE_CHECKING:
+    from trainmon.adapters.torch_rows.passes import Passes
 
 __all__ = ["AddRow", "CallHooks", "Failed", "Say"]
 
-#: Takes a row: name, scope, stage, micro-batch, reading.
-AddRow = Callable[[str, str, int, int, Reading], None]
+
+class AddRow(Protocol):
+    """Takes a row: name, scope, stage, micro-batch, reading, and which call of a module in it."""
+
+    def __call__(
+        self, name: str, scope: str, stage: int, micro: int, reading: Reading, call: int = 0
+    ) -> None: ...
+
+
 #: Takes what went wrong in a hook.
 Failed = Callable[[Exception], None]
 #: Takes a sentence for the user.
@@ -41,7 +53,10 @@ class _Call:
     """What has come of one call's gradients. Holds neither tensors nor nodes of the graph."""
 
     named: Named
-    arguments: dict[int, int]  # elements of each positional tensor
+    arguments: dict[int, int]  # elements of each tensor that may have a gradient
+    micro: int = 0
+    number: int = 0  # among the module's calls in the micro-batch
+    counts: bool = True  # whether what it is given and gives has rows
     inputs: dict[int, Reading] = field(default_factory=dict)
     outputs: dict[int, Reading] = field(default_factory=dict)
     expected: int | None = None  # gradients of inputs to come; None: not known yet
@@ -69,7 +84,10 @@ class CallHooks:
         add: takes rows.
         lossy: leave out what torch's backward hooks don't show: gradients of outputs in lists, and of calls whose inputs
             need a gradient and get none.
-        by_argument: no rows of zeros for arguments without a gradient; indices name the argument.
+        passes: which pass the model is in. With it tensors are found in nested containers, too, there are no rows of
+            zeros for arguments without a gradient, and a gradient has the index of the tensor that it belongs to.
+        evaluation, repeated: whether passes of evaluation, and those that checkpointing repeats, have rows; asked only
+            if there are ``passes``.
 
     Attributes:
         on: whether this step is looked at.
@@ -83,11 +101,14 @@ class CallHooks:
         failed: Failed,
         *,
         lossy: bool = False,
-        by_argument: bool = False,
+        passes: Passes | None = None,
+        evaluation: bool = True,
+        repeated: bool = True,
     ) -> None:
         self.on = False
         self._modules, self._meter, self._add, self._failed = modules, meter, add, failed
-        self._lossy, self._by_argument = lossy, by_argument
+        self._lossy, self._passes = lossy, passes
+        self._evaluation, self._repeated = evaluation, repeated
         self._handles: list[Any] = []
         self._open: dict[int, list[tuple[int, _Call, _Reach]]] = {}  # calls under way, by module
         self._hooked: Any = WeakIdKeyDictionary()  # tensor: its version and who wants its gradient
@@ -147,48 +168,80 @@ class CallHooks:
     def _enter(
         self, named: Named, module: nn.Module, arguments: tuple[Any, ...], keywords: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], Mapping[str, Any]] | None:
-        positional = [(at, one) for at, one in enumerate(arguments) if isinstance(one, torch.Tensor)]
-        tensors = [one for _, one in positional]
-        tensors += [one for one in keywords.values() if isinstance(one, torch.Tensor)]
-        self._rows(named, "input", "forward", tensors)
-        if not torch.is_grad_enabled():
+        call = self._begun(named, module)
+        if call is None:
             return None
-        call = _Call(named, {at: one.numel() for at, one in positional})
-        changed = list(arguments)
+        if self._passes is None:
+            shown = [one for one in arguments if isinstance(one, torch.Tensor)]
+            places: list[tuple[int, int | str]] = []
+            for at, one in enumerate(arguments):
+                if isinstance(one, torch.Tensor):
+                    places.append((len(places), at))
+            shown += [one for one in keywords.values() if isinstance(one, torch.Tensor)]
+        else:
+            shown, places = [], []
+            named_arguments: list[tuple[int | str, Any]] = [*enumerate(arguments), *keywords.items()]
+            for key, one in named_arguments:
+                if isinstance(one, torch.Tensor):
+                    places.append((len(shown), key))
+                shown += all_tensors(one)
+        if call.counts:
+            self._rows(call, "input", shown)
+        changed, named_too = list(arguments), dict(keywords)
         nodes = []
-        for at, tensor in positional:
+        for index, place in places if torch.is_grad_enabled() else ():
+            tensor = shown[index]
+            call.arguments[index] = tensor.numel()
             if tensor.requires_grad:
-                changed[at] = view = _handed_on(tensor, module)
+                view = _handed_on(tensor, module)
+                if isinstance(place, int):
+                    changed[place] = view
+                else:
+                    named_too[place] = view
                 nodes.append(view.grad_fn)
-                self._follow(view, self._input(call, at))
+                self._follow(view, self._input(call, index))
         result = tuple(changed)
         self._open.setdefault(id(module), []).append((id(result), call, _Reach(nodes)))
-        return result, keywords
+        return result, named_too
+
+    def _begun(self, named: Named, module: nn.Module) -> _Call | None:
+        """A call with its number; None if its pass is left out."""
+        if self._passes is None:
+            return _Call(named, {})
+        if not self._evaluation and self._passes.is_evaluation(named.stage, module):
+            return None
+        again = is_repeated()
+        micro, number = self._passes.count(named.stage, module, again and not self._repeated)
+        return _Call(named, {}, micro, number, self._repeated or not again)
 
     def _leave(self, named: Named, module: nn.Module, arguments: Any, output: Any) -> Any:
-        tensors = _one_level(output)
-        self._rows(named, "output", "forward", [one for _, one in tensors])
         found = self._taken(module, arguments)
-        if found is None or not torch.is_grad_enabled():
+        if found is None:
             return None
-        if isinstance(output, list) and self._lossy:
-            return None  # torch looks into tuples only
         call, reach = found
+        deep = self._passes is not None
+        tensors = list(enumerate(all_tensors(output))) if deep else one_level(output)
+        if call.counts:
+            self._rows(call, "output", [one for _, one in tensors])
+        if not torch.is_grad_enabled() or (isinstance(output, list) and self._lossy):
+            return None  # torch looks into tuples only
         wanted = [(at, one) for at, one in tensors if one.requires_grad]
         if isinstance(output, torch.Tensor) and wanted:
             if output.grad_fn is None:  # a parameter handed out: its own gradient is not this call's
                 output = output.view_as(output)
             self._follow(output, self._output(call, reach, 0, output.grad_fn))
             return output
-        if not (isinstance(output, tuple) and len(wanted) > 1):
-            for at, one in wanted:
-                self._follow(one, self._output(call, reach, at, one.grad_fn))
-            return None
-        changed = list(output)
+        places = _places(output, deep) if isinstance(output, tuple) and len(wanted) > 1 else {}
+        changed = list(output) if places else []
         for at, one in wanted:
-            changed[at] = view = one.view_as(one)
-            reach.outputs.append(view.grad_fn)
-            self._follow(view, self._output(call, reach, at, view.grad_fn))
+            if at in places:
+                changed[places[at]] = view = one.view_as(one)
+                reach.outputs.append(view.grad_fn)
+                self._follow(view, self._output(call, reach, at, view.grad_fn))
+            else:
+                self._follow(one, self._output(call, reach, at, one.grad_fn))
+        if not reach.outputs:
+            return None
         self._reaches.add(reach)
         return tuple(changed) if type(output) is tuple else type(output)(*changed)
 
@@ -255,20 +308,35 @@ class CallHooks:
     def _emit(self, call: _Call) -> None:
         inputs, outputs = call.inputs, call.outputs
         call.inputs, call.outputs, call.expected = {}, {}, None  # the graph may be gone through again
-        name, stage = call.named.name, call.named.stage
-        for index, (at, size) in enumerate(call.arguments.items()):
-            if inputs and (at in inputs or not self._by_argument):
+        for index, size in call.arguments.items():
+            if index in inputs:
+                self._row(call, "grad_input", index, inputs[index])
+            elif inputs and self._passes is None:
                 # Torch hands out zeros for what takes no part once anything else of the call does.
-                reading = inputs[at] if at in inputs else of_zeros(size)
-                self._add(f"{name}.grad_input.{index}", "backward", stage, 0, reading)
+                self._row(call, "grad_input", index, of_zeros(size))
         for index, at in enumerate(sorted(outputs)):
-            self._add(
-                f"{name}.grad_output.{at if self._by_argument else index}", "backward", stage, 0, outputs[at]
-            )
+            self._row(call, "grad_output", index if self._passes is None else at, outputs[at])
 
-    def _rows(self, named: Named, kind: str, scope: str, tensors: Sequence[torch.Tensor]) -> None:
+    def _rows(self, call: _Call, kind: str, tensors: Sequence[torch.Tensor]) -> None:
         for index, reading in enumerate(self._meter.read(tensors)):
-            self._add(f"{named.name}.{kind}.{index}", scope, named.stage, 0, reading)
+            self._row(call, kind, index, reading)
+
+    def _row(self, call: _Call, kind: str, index: int, reading: Reading) -> None:
+        scope = "backward" if kind.startswith("grad") else "forward"
+        name, stage = call.named.name, call.named.stage
+        self._add(f"{name}.{kind}.{index}", scope, stage, call.micro, reading, call.number)
+
+
+def _places(output: tuple[Any, ...], deep: bool) -> dict[int, int]:
+    """Where in the tuple itself a tensor is, by its index."""
+    if not deep:
+        return {at: at for at, _ in one_level(output)}
+    places, index = {}, 0
+    for at, one in enumerate(output):
+        if isinstance(one, torch.Tensor):
+            places[index] = at
+        index += sum(1 for _ in all_tensors(one))
+    return places
 
 
 def _handed_on(tensor: torch.Tensor, module: nn.Module) -> torch.Tensor:
@@ -277,12 +345,3 @@ def _handed_on(tensor: torch.Tensor, module: nn.Module) -> torch.Tensor:
     if getattr(module, "inplace", False) and not tensor.is_leaf:
         return tensor
     return tensor.view_as(tensor)
-
-
-def _one_level(output: Any) -> list[tuple[int, torch.Tensor]]:
-    """A tensor, or those in one list or tuple, by position."""
-    if isinstance(output, torch.Tensor):
-        return [(0, output)]
-    if isinstance(output, list | tuple):
-        return [(at, one) for at, one in enumerate(output) if isinstance(one, torch.Tensor)]
-    return []

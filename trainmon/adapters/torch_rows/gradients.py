@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from trainmon.adapters.torch_parts.shards import local
 from trainmon.adapters.torch_rows.calls import AddRow, Failed, Say
 from trainmon.adapters.torch_rows.meter import Meter
 from trainmon.adapters.torch_rows.names import Named
@@ -33,7 +34,10 @@ class GradientHooks:
         each: a row for each of them, not for the last alone.
         sharded: gradients come all together when backward is over.
         say: is told once that a step has more micro-batches than that.
+        own: what each micro-batch adds, not what has been summed up.
         on_nodes: hook the nodes that add gradients up, which live only as long as somebody holds them (msProbe).
+
+        empty: gradients without elements have rows.
 
     Attributes:
         on: whether this step is looked at.
@@ -50,11 +54,14 @@ class GradientHooks:
         each: bool,
         say: Say,
         sharded: bool = False,
+        own: bool = False,
         on_nodes: bool = False,
+        empty: bool = True,
     ) -> None:
         self.on = False
         self._parameters, self._meter, self._add, self._failed = parameters, meter, add, failed
         self._count, self._each, self._sharded, self._on_nodes = count, each, sharded, on_nodes
+        self._own, self._empty = own, empty
         self._say: Say | None = say
         self._seen: dict[str, int] = {}
         self._first, self._rounds = "", 0  # how often this step has added to one of the parameters
@@ -73,6 +80,8 @@ class GradientHooks:
                 with torch.enable_grad():
                     node = parameter.expand_as(parameter).grad_fn.next_functions[0][0]
                 self._handles[named.name] = node.register_hook(self._on_node(named))
+            elif self._own and not self._sharded:
+                self._handles[named.name] = parameter.register_hook(self._on_own(named))
             else:
                 self._handles[named.name] = parameter.register_post_accumulate_grad_hook(self._hook(named))
 
@@ -106,6 +115,15 @@ class GradientHooks:
         hook = self._hook(named)
         return lambda *_gradients: hook(named.thing)
 
+    def _on_own(self, named: Named) -> Any:
+        def hook(gradient: torch.Tensor) -> None:
+            try:
+                self._added(named, gradient)
+            except Exception as error:
+                self._failed(error)
+
+        return hook
+
     def _hook(self, named: Named) -> Any:
         def hook(_parameter: torch.Tensor) -> None:
             try:
@@ -132,15 +150,15 @@ class GradientHooks:
         except Exception as error:
             self._failed(error)
 
-    def _added(self, named: Named) -> None:
+    def _added(self, named: Named, own: torch.Tensor | None = None) -> None:
         self._first = self._first or named.name
         self._rounds += named.name == self._first
         micro = self._seen.get(named.name, 0) + 1
         self._seen[named.name] = 0 if micro >= self._count else micro
         if not self.on or not (self._each or micro >= self._count):
             return
-        gradient = gradient_of(named.thing)
-        if gradient is not None:
+        gradient = gradient_of(named.thing) if own is None else own
+        if gradient is not None and (self._empty or local(gradient).numel()):
             reading = self._meter.read([gradient])[0]
             name = named.name.replace(_WRAPPER, "") if self._sharded else named.name
             self._add(name, "unreduced", named.stage, micro if self._each else self._count, reading)

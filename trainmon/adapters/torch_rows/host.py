@@ -15,6 +15,7 @@ from trainmon.adapters.torch_rows.collectives import AddCall, CollectiveHooks, i
 from trainmon.adapters.torch_rows.gradients import GradientHooks, gradient_of
 from trainmon.adapters.torch_rows.meter import Meter
 from trainmon.adapters.torch_rows.names import Named, chunks_of, is_sharded, named_modules, named_parameters
+from trainmon.adapters.torch_rows.passes import Passes
 from trainmon.adapters.torch_rows.steps import StepHooks
 from trainmon.backend import Backend
 from trainmon.backend.statistics import Reading
@@ -22,6 +23,13 @@ from trainmon.backend.statistics import Reading
 __all__ = ["TorchRows"]
 
 Row = tuple[str, int, Reading]
+#: Whether rows of a name are wanted.
+Chosen = Callable[[str], bool]
+
+#: What msProbe reads of an optimizer's state.
+_KEYS = ("exp_avg", "exp_avg_sq")
+#: Counts, and copies of the weights in higher precision.
+_NO_STATE = frozenset({"step", "mu_product", "master_param", "master_weight", "master"})
 
 
 class TorchRows:
@@ -54,19 +62,22 @@ class TorchRows:
         self._parameters = named_parameters(model, optimizer)
         self._sharded = is_sharded(model)
         self._with_state: set[str] = set()
+        self._passes = Passes(model, self._parameters, failed)
 
     @property
     def backend(self) -> Backend | None:
         """Where readings that are still on a device come from."""
         return self._meter.backend
 
-    def calls(self, targets: Sequence[str], add: AddRow) -> CallHooks:
-        """Of modules whose name contains one of the targets; of all if there are none."""
-        chosen = [
-            one
-            for one in named_modules(self._model)
-            if not targets or any(target in one.name for target in targets)
-        ]
+    def calls(
+        self, add: AddRow, wanted: Chosen, *, evaluation: bool = True, repeated: bool = True
+    ) -> CallHooks:
+        """Of modules.
+
+        Args:
+            evaluation, repeated: whether passes of evaluation, and those that checkpointing repeats, have rows.
+        """
+        chosen = [one for one in named_modules(self._model) if wanted(one.name)]
         inside = {id(one) for _, _, chunk in chunks_of(self._model) for one in hookable(chunk)[1].values()}
         compiled = [one.name for one in chosen if id(one.thing) in inside]
         if compiled:
@@ -82,13 +93,22 @@ class TorchRows:
             add,
             self._failed,
             lossy=self._as_msprobe,
-            by_argument=self._extended,
+            passes=self._passes if self._extended else None,
+            evaluation=evaluation,
+            repeated=repeated,
         )
 
-    def accumulated(self, add: AddRow, *, count: int, each: bool) -> GradientHooks:
-        """Gradients as micro-batches add to them."""
+    def accumulated(
+        self, add: AddRow, chosen: Chosen, *, count: int, each: bool, own: bool = False
+    ) -> GradientHooks:
+        """Gradients as micro-batches add to them; ``own``: what each adds. Extended, there are none under FSDP, which
+        reduces them inside backward."""
+        parameters = [one for one in self._parameters if chosen(one.name)]
+        if self._extended and self._sharded:
+            self._say("no 'unreduced' rows: FSDP reduces gradients before they can be seen")
+            parameters = []
         return GradientHooks(
-            self._parameters,
+            parameters,
             self._meter,
             add,
             self._failed,
@@ -96,7 +116,9 @@ class TorchRows:
             each=each,
             say=self._say,
             sharded=self._sharded,
+            own=own,
             on_nodes=self._as_msprobe,
+            empty=not self._extended,
         )
 
     def collectives(
@@ -122,33 +144,42 @@ class TorchRows:
             as_msprobe=self._as_msprobe,
         )
 
+    def discards(self, dropped: Callable[[], None]) -> Passes:
+        """Steps whose gradients were thrown away: ``dropped`` is called when the next begins."""
+        self._passes.dropped = dropped
+        return self._passes
+
     def steps(self, before: Callable[[], None], after: Callable[[], None]) -> StepHooks:
         return StepHooks(self._optimizer, before, after)
 
-    def gradients(self) -> list[Row]:
+    def gradients(self, chosen: Chosen) -> list[Row]:
         """Of all parameters that have one, now."""
-        found = [(one, gradient_of(one.thing)) for one in self._parameters]
-        rows = self._read([(one, gradient) for one, gradient in found if gradient is not None])
+        found = [(one, gradient_of(one.thing)) for one in self._parameters if chosen(one.name)]
+        held = [(one, gradient) for one, gradient in found if gradient is not None]
+        if self._extended:
+            held = [(one, gradient) for one, gradient in held if local(gradient).numel()]
+        rows = self._read(held)
         if self._sharded and not self._as_msprobe:
             return [
                 (name.replace("_fsdp_wrapped_module.", ""), stage, reading) for name, stage, reading in rows
             ]
         return rows
 
-    def weights(self) -> list[Row]:
+    def weights(self, chosen: Chosen) -> list[Row]:
         """All parameters that have elements here, now."""
-        return self._read([(one, one.thing) for one in self._parameters if local(one.thing.detach()).numel()])
+        parameters = [one for one in self._parameters if chosen(one.name)]
+        return self._read([(one, one.thing) for one in parameters if local(one.thing.detach()).numel()])
 
-    def moments(self, keys: Sequence[str]) -> list[tuple[str, list[Row]]]:
-        """By key of the optimizer's state, looked up now."""
+    def moments(self, chosen: Chosen) -> list[tuple[str, list[Row]]]:
+        """By key of the optimizer's state, looked up now; extended: all that there are."""
         states = list(_states(self._optimizer))
-        held = [(one, _state_of(one.thing, states)) for one in self._parameters]
+        held = [(one, _state_of(one.thing, states)) for one in self._parameters if chosen(one.name)]
         if self._as_msprobe:
             # msProbe keeps the list that it made when there first was any.
             self._with_state = self._with_state or {one.name for one, state in held if state}
             held = [(one, state) for one, state in held if one.name in self._with_state]
         found = []
-        for key in keys:
+        for key in _KEYS if not self._extended else dict.fromkeys([*_KEYS, *_more_keys(held)]):
             tensors = [(one, state.get(key)) for one, state in held]
             found.append((key, self._read([(one, t) for one, t in tensors if isinstance(t, torch.Tensor)])))
         return found
@@ -158,6 +189,17 @@ class TorchRows:
         return [
             (named.name, named.stage, reading) for (named, _), reading in zip(tensors, readings, strict=True)
         ]
+
+
+def _more_keys(held: Sequence[tuple[Named, Mapping[str, Any]]]) -> Iterator[str]:
+    """What else an optimizer keeps of its parameters. Of a parameter of many elements a single number is no state of it:
+    a count, a product of rates."""
+    for named, state in held:
+        for key, value in state.items():
+            if key in _NO_STATE or not isinstance(value, torch.Tensor):
+                continue
+            if value.is_floating_point() and (value.numel() > 1 or named.thing.numel() == 1):
+                yield key
 
 
 def _states(optimizer: Any) -> Iterator[Mapping[Any, Any]]:

@@ -1,0 +1,103 @@
+"""What a framework shows of a training run: hooks that make rows, and rows that are read when asked for.
+
+:class:`trainmon.adapters.torch_rows.TorchRows` is PyTorch's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from trainmon.backend import Backend
+from trainmon.backend.statistics import Reading
+
+__all__ = ["AddCall", "AddRow", "Chosen", "Hooks", "Host", "Row", "StepHooks"]
+
+AddCall = Callable[[str, str, bool, list[Reading]], None]
+#: Name, stage, reading.
+Row = tuple[str, int, Reading]
+#: Whether rows of a name are wanted.
+Chosen = Callable[[str], bool]
+
+
+class AddRow(Protocol):
+    """Takes a row: name, scope, stage, micro-batch, reading, and which call of a module in it."""
+
+    def __call__(
+        self, name: str, scope: str, stage: int, micro: int, reading: Reading, call: int = 0
+    ) -> None: ...
+
+
+class Hooks(Protocol):
+    """Hooks that look at a flag."""
+
+    def install(self) -> None: ...
+
+    def watched(self) -> str: ...
+
+    def arm(self, on: bool) -> None: ...
+
+    def remove(self) -> None: ...
+
+
+class StepHooks(Protocol):
+    def install(self) -> None: ...
+
+    def remove(self) -> None: ...
+
+
+class Host(Protocol):
+    """A model and its optimizer."""
+
+    @property
+    def backend(self) -> Backend | None: ...
+
+    def calls(self, add: AddRow, chosen: Chosen, *, evaluation: bool, repeated: bool) -> Hooks:
+        """Of modules.
+
+        Args:
+            evaluation, repeated: whether passes of evaluation, and those that checkpointing repeats, have rows.
+        """
+        ...
+
+    def accumulated(self, add: AddRow, chosen: Chosen, *, count: int, each: bool, own: bool) -> Hooks:
+        """Gradients as micro-batches add to them.
+
+        Args:
+            count: micro-batches of a step.
+            each: a row for each of them, not for the last alone.
+            own: what each adds, not what has been summed up.
+        """
+        ...
+
+    def collectives(
+        self,
+        rank: int,
+        add: AddCall,
+        *,
+        before: bool,
+        codelines: Sequence[str],
+        say: Callable[[str], None] | None,
+    ) -> Hooks | None:
+        """Calls between ranks; None as long as there are no others."""
+        ...
+
+    def steps(self, before: Callable[[], None], after: Callable[[], None]) -> StepHooks:
+        """Before and after the optimizer's step."""
+        ...
+
+    def discards(self, dropped: Callable[[], None]) -> Hooks:
+        """Steps whose gradients were thrown away: ``dropped`` is called when the next begins."""
+        ...
+
+    def gradients(self, chosen: Chosen) -> list[Row]:
+        """Of all parameters that have one, now."""
+        ...
+
+    def weights(self, chosen: Chosen) -> list[Row]:
+        """All parameters that have elements here, now."""
+        ...
+
+    def moments(self, chosen: Chosen) -> list[tuple[str, list[Row]]]:
+        """By key of the optimizer's state, looked up now: those that msProbe reads, or, extended, all."""
+        ...
