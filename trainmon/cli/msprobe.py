@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import sys
 
@@ -28,19 +29,47 @@ def add_verbs(parser: argparse.ArgumentParser) -> None:
     board.add_argument(
         "--processes", type=int, default=1, metavar="N", help="ranks that are converted at once"
     )
+    first = verbs.add_parser("anomalies", help="the earliest anomalies of all ranks")
+    first.add_argument(
+        "-d", "--data_path", dest="path", required=True, metavar="DIR", help="output directory"
+    )
+    first.add_argument(
+        "-o", "--out_path", dest="out", metavar="DIR", help="for anomaly_analyse.json; DIR if not given"
+    )
+    first.add_argument("-k", "--topk", type=int, default=8, metavar="K", help="how many")
+    first.add_argument("-s", "--step", metavar="[STEPS]", help='of these steps alone, as "[1, 2]"')
 
 
 def run_verb(options: argparse.Namespace) -> int:
     """Runs one; 2 for input that can't be used, with the reason on standard error, else 0."""
     logging.basicConfig(format="%(message)s")
     try:
-        from trainmon.msprobe.converting import csv2tensorboard_by_step
-
-        out = csv2tensorboard_by_step(
-            options.path, options.start, options.end, options.processes, options.type, options.out
-        )
+        return _anomalies(options) if options.what == "anomalies" else _tensorboard(options)
     except (OSError, ValueError, ImportError) as error:
         print(error, file=sys.stderr)
         return 2
+
+
+def _tensorboard(options: argparse.Namespace) -> int:
+    from trainmon.msprobe.converting import csv2tensorboard_by_step
+
+    out = csv2tensorboard_by_step(
+        options.path, options.start, options.end, options.processes, options.type, options.out
+    )
     print(out)
+    return 0
+
+
+def _anomalies(options: argparse.Namespace) -> int:
+    from trainmon.msprobe.anomalies import analyse_anomalies
+
+    steps = None
+    if options.step is not None:
+        steps = json.loads(options.step)
+        if not isinstance(steps, list) or not all(isinstance(one, int) for one in steps):
+            raise ValueError(f"-s must be a list of steps, not {options.step!r}")
+    for number, one in enumerate(analyse_anomalies(options.path, options.out, options.topk, steps), 1):
+        print(
+            f"{number}. rank {one['rank']}, step {one['step']}, micro-batch {one['micro_step']}: {one['message']}"
+        )
     return 0

@@ -10,14 +10,20 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from trainmon.msprobe.anomalies import analyse_anomalies as analyse_anomalies
     from trainmon.msprobe.converting import csv2tensorboard_by_step as csv2tensorboard_by_step
     from trainmon.msprobe.reading import read as read
     from trainmon.msprobe.trainer import TrainerMonitorV2 as TrainerMonitorV2
 
-__all__ = ["TrainerMonitorV2", "csv2tensorboard_by_step", "install", "read"]
+__all__ = ["TrainerMonitorV2", "analyse_anomalies", "csv2tensorboard_by_step", "install", "read"]
 
 #: What is imported once it is used, from where.
-_LAZY = {"TrainerMonitorV2": "trainer", "csv2tensorboard_by_step": "converting", "read": "reading"}
+_LAZY = {
+    "TrainerMonitorV2": "trainer",
+    "analyse_anomalies": "anomalies",
+    "csv2tensorboard_by_step": "converting",
+    "read": "reading",
+}
 
 _PATHS = ("msprobe", "msprobe.core", "msprobe.core.monitor_v2", "msprobe.core.monitor_v2.trainer")
 
