@@ -22,7 +22,6 @@ from tests.adapters.hyperparallel.pieces import (  # noqa: E402
 )
 from tests.adapters.hyperparallel.runs import config, said, steps_of, tables_of  # noqa: E402
 from tests.ranks.gloo import on_ranks  # noqa: E402
-from trainmon.adapters.hyperparallel.places import axis, chunk_names, layout_of, model_of  # noqa: E402
 
 
 class Trainer:
@@ -168,44 +167,3 @@ def test_no_losses_no_norms_no_counts(tmp_path: Path) -> None:
     session.end()
     (record,) = steps_of(tmp_path)
     assert record["loss/global"] is None and record["grad/norm"] == 0 and not said(tmp_path, "internal_error")
-
-
-def test_places_of_a_mesh(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "5")
-    monkeypatch.setenv("WORLD_SIZE", "8")
-    sizes = {"tp_size": 2, "tp_rank": 1, "pp_size": 1, "pp_rank": 0, "dp_size": 4, "dp_rank": 2, "cp_size": 1}
-    third = SimpleNamespace(mesh=SimpleNamespace(**sizes))
-    layout = layout_of(third, None)
-    assert (layout.rank, layout.world, layout.counts_tokens, layout.data_rank) == (5, 8, False, 2)
-
-    class NamedMesh(dict[str, Any]):
-        """HyperParallel's device mesh by names."""
-
-    first = SimpleNamespace(
-        mesh=NamedMesh(pp=Mesh(1, 2), tp=Mesh(0, 1)),
-        parallel_dims=SimpleNamespace(pp=2, tp=1, dp_size=4),
-        _dp_group_info=SimpleNamespace(group=None, rank_size=1),
-    )
-    layout = layout_of(first, None)
-    assert axis(first, "pp") == (1, 2) and (layout.stage, layout.counts_tokens) == (1, True)
-    # without a data parallel axis, ranks of sequence parallelism see other tokens
-    first.parallel_dims = SimpleNamespace(pp=1, tp=2, dp_size=1)
-    first.mesh, first._dp_group_info.rank_size = NamedMesh(tp=Mesh(1, 2)), 2
-    assert layout_of(first, None).counts_tokens
-
-
-def test_parts_of_a_model() -> None:
-    a, b = module(w=torch.zeros(1)), module(v=torch.zeros(1))
-    whole = torch.nn.ModuleDict({"a": a, "b": b})
-    assert model_of(Trainer(whole, model_parts=[a, b])) is whole
-    assert model_of(Trainer(a, model_parts=[a])) is a
-    both = model_of(Trainer(a, model_parts=[a, b]))
-    assert list(both.parameters()) == [a.w, b.v] and chunk_names(both) is not None
-
-
-def test_names_of_chunks() -> None:
-    chunks = torch.nn.ModuleList([module(a=torch.zeros(1)), module(b=torch.zeros(1))])
-    names = chunk_names(chunks)
-    assert names is not None and [names(name) for name, _ in chunks.named_parameters()] == ["a", "b"]
-    assert chunk_names(torch.nn.ModuleList([module(a=torch.zeros(1)), module(a=torch.zeros(1))])) is None
-    assert chunk_names(chunks[0]) is None

@@ -23,15 +23,26 @@ def clip_grad_norm_(parameters: Iterable[torch.nn.Parameter], max_norm: float) -
 
     A non-finite norm isn't an error: it spoils every gradient, as it does in the host.
     """
+    parameters = list(parameters)
     gradients = live_gradients(parameters)
     if not gradients:
         return torch.tensor(0.0)
     local = [gradient.to_local() if hasattr(gradient, "to_local") else gradient for gradient in gradients]
-    norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in local]))
-    if hasattr(gradients[0], "to_local"):  # all sharded over the same ranks
-        square = norm.square()
-        distributed.all_reduce(square, group=gradients[0].device_mesh.get_group())
-        norm = square.sqrt()
+    cut = [i for i, g in enumerate(gradients) if any(p.is_shard() for p in getattr(g, "placements", ()))]
+    cut += [i for i, p in enumerate(parameters) if hasattr(p, "expert_group")]  # a rank's own experts
+    norms = torch.stack([torch.linalg.vector_norm(g) for g in local])
+    norm = torch.linalg.vector_norm(norms)
+    if cut:  # all over the same ranks; what every rank has whole counts once
+        pieces = norms[cut].square().sum()
+        first = gradients[cut[0]]
+        group = (
+            first.device_mesh.get_group()
+            if hasattr(first, "device_mesh")
+            else parameters[cut[0]].expert_group
+        )
+        distributed.all_reduce(pieces, group=group)
+        norms[cut] = 0
+        norm = (norms.square().sum() + pieces).sqrt()
     factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
     for gradient in local:
         gradient.mul_(factor)

@@ -76,10 +76,14 @@ class CoreTrainer:
         training = config.training
         if training.enable_full_determinism:
             torch.use_deterministic_algorithms(True)
-        self.num_micro_batches = training.global_batch_size // (training.micro_batch_size * self.world_size)
         world = distributed.group.WORLD
-        mesh = DeviceMesh({"dp": self.world_size}, {"dp": world})
-        self.mesh = MeshContext(mesh, mesh["dp"], dp_size=self.world_size, dp_rank=self.global_rank)
+        tensor = config.fsdp_config.wrap == "tp"  # else all ranks are data parallel
+        dp, tp = (1, self.world_size) if tensor else (self.world_size, 1)
+        self.num_micro_batches = training.global_batch_size // (training.micro_batch_size * dp)
+        sizes = {"dp": dp, "tp": tp, "ep": dp if config.fsdp_config.wrap.startswith("ep") else 1}
+        mesh = DeviceMesh(sizes, {name: world if size > 1 else None for name, size in sizes.items()})
+        ranks = {"tp_rank" if tensor else "dp_rank": self.global_rank}
+        self.mesh = MeshContext(mesh, mesh["dp"], dp_size=dp, tp_size=tp, **ranks)
         self.device_mesh, self.dp_cp_mesh = mesh, self.mesh.dp_cp_mesh
         self.distributed_setup = self.mesh
         self.tokenizer = self.processor = self.model_integration = None
@@ -88,7 +92,7 @@ class CoreTrainer:
         self._build_model(settings)
         self._build_optimizer(settings)
         self.loss_fn = config.loss_fn.build() if config.loss_fn is not None else ModelOutputLoss()
-        self.train_dataloader = task.loader(settings, self.global_rank, grouped)
+        self.train_dataloader = task.loader(settings, self.mesh.dp_rank, grouped)
         self.valid_dataloader = self.test_dataloader = self.data_iterator = None
         self._count_steps(grouped)
         self.start_step = 0

@@ -67,11 +67,14 @@ class LMTrainerCore:
         parallel = args.train.parallel
         if parallel.pp not in (1, self.world_size):
             raise ValueError("the fake's pipeline has one stage a rank and no data parallelism beside it")
-        dp = self.world_size // parallel.pp
-        self.parallel_dims = ParallelDims(dp_size=dp, dp_shard=dp, pp=parallel.pp)
+        tp = self.world_size if parallel.wrap == "tp" else 1
+        ep = self.world_size if parallel.wrap in ("ep", "ep_plain") else 1
+        dp = self.world_size // parallel.pp // tp
+        self.parallel_dims = ParallelDims(dp_size=dp, dp_shard=dp, pp=parallel.pp, tp=tp, ep=ep)
         world = distributed.group.WORLD
         self._dp_group_info = GroupInfo("dp", world if dp > 1 else None, dp)
-        self.mesh = DeviceMesh({"pp": parallel.pp, "dp": dp}, {"pp": world, "dp": world if dp > 1 else None})
+        sizes = {"pp": parallel.pp, "dp": dp, "tp": tp, "ep": ep}
+        self.mesh = DeviceMesh(sizes, {name: world if size > 1 else None for name, size in sizes.items()})
         whole, self.optimizer, self.lr_scheduler = task.build(settings)
         if args.model.moe == "earlier":
             moe.earlier(whole.moe)

@@ -88,6 +88,7 @@ class MoeLayer(nn.Module):
         self.register_buffer("expert_bias", torch.zeros(EXPERTS))
         self.register_buffer("tokens_per_expert", torch.zeros(EXPERTS))
         self.last_aux_loss = None
+        self.spread = None  # of a rank that has some of the experts: sends tokens to the others
 
     def forward(self, x):
         score = torch.sigmoid(F.linear(x.float(), self.router.weight.float()))  # [B, L, E]
@@ -100,7 +101,10 @@ class MoeLayer(nn.Module):
             self.last_aux_loss = (
                 self.load_balance_coeff * self.num_experts * (count / count.sum() * share).sum()
             )
-        return x + torch.einsum("ble,bld,edo->blo", (score * picked).to(x.dtype), x, self.experts)
+        weights = (score * picked).to(x.dtype)
+        if self.spread is not None:
+            return x + self.spread(weights, x, self.experts)
+        return x + torch.einsum("ble,bld,edo->blo", weights, x, self.experts)
 
     @torch.no_grad()
     def update_expert_bias(self, lr, num_recomputations=1):

@@ -211,13 +211,76 @@ class CheckpointWrapper(nn.Module):
         return checkpoint(self._checkpoint_wrapped_module, *args, use_reentrant=False, **kwargs)
 
 
-WRAPS = ("hsdp", "ddp", "fsdp2", "main_grad")
+def tensor_parallel(model: Any) -> nn.Module:
+    """The MLP cut over all ranks, which see the same data: DTensors beside parameters that each rank has whole."""
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    mesh = distributed.init_device_mesh("cpu", (distributed.get_world_size(),), mesh_dim_names=("tp",))
+    return parallelize_module(model, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+
+
+class ExpertParallelModule(HSDPModule):
+    """Mixed in by `expert_parallel`: the gradients of this rank's experts come from all ranks' tokens."""
+
+    def _reduce(self, parameter: torch.Tensor) -> None:
+        if parameter is not self.moe.experts:  # type: ignore[attr-defined]
+            super()._reduce(parameter)
+        elif self._sync and parameter.grad is not None:
+            parameter.grad /= distributed.get_world_size(self._group)
+
+
+def expert_parallel(model: Any, group: Any, whole: bool) -> nn.Module:
+    """Each rank has its part of the experts and data of its own; `whole`: as a DTensor, else as a plain tensor.
+
+    Counters are as long as on one rank, and count this rank's tokens.
+    """
+    rank, size = distributed.get_rank(group), distributed.get_world_size(group)
+    mine = model.moe.experts.detach().chunk(size)[rank].clone()
+    if whole:
+        from torch.distributed.tensor import DTensor, Shard
+
+        mesh = distributed.init_device_mesh("cpu", (size,), mesh_dim_names=("ep",))
+        mine = DTensor.from_local(mine, mesh, [Shard(0)])
+    model.moe.experts = nn.Parameter(mine)
+    if not whole:
+        model.moe.experts.expert_group = group
+    model.moe.spread = Spread(group)
+    model.__class__ = type(f"EP{type(model).__name__}", (ExpertParallelModule, type(model)), {})
+    model._group = group
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(model._reduce)
+    return model
+
+
+class Spread:
+    """All ranks' tokens through this rank's experts, and the sum over ranks for this rank's tokens."""
+
+    def __init__(self, group: Any) -> None:
+        self.group = group
+
+    def __call__(self, weights: torch.Tensor, x: torch.Tensor, experts: Any) -> torch.Tensor:
+        from torch.distributed.nn.functional import all_gather, all_reduce
+
+        rank, size = distributed.get_rank(self.group), distributed.get_world_size(self.group)
+        experts = experts.to_local() if hasattr(experts, "to_local") else experts
+        weights = torch.cat(all_gather(weights.contiguous(), group=self.group))
+        x = torch.cat(all_gather(x.contiguous(), group=self.group))
+        weights = weights.chunk(size, dim=-1)[rank]
+        y = all_reduce(torch.einsum("ble,bld,edo->blo", weights, x, experts), group=self.group)
+        return y.chunk(size)[rank]
+
+
+WRAPS = ("hsdp", "ddp", "fsdp2", "main_grad", "tp", "ep", "ep_plain")
 
 
 def data_parallel(model: nn.Module, how: str, world: int, group: Any = None) -> nn.Module:
     """`how` is one of `WRAPS`. One rank needs none of the first two."""
     if how not in WRAPS:
         raise ValueError(f"wrap: {how!r} is none of {WRAPS}")
+    if how == "tp":
+        return tensor_parallel(model)
+    if how in ("ep", "ep_plain"):
+        return expert_parallel(model, group or distributed.group.WORLD, how == "ep")
     if how == "fsdp2":
         return fsdp2(model)
     if how == "main_grad":

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainmon.adapters.hyperparallel.places import axis
 from trainmon.adapters.hyperparallel.reading import max_grad_norm, read
 from trainmon.adapters.hyperparallel.session import Session, guarded
 from trainmon.events import Action, Decision
@@ -73,7 +72,8 @@ class SecondGeneration:
     @guarded
     def on_after_grad_sync(self, context: Any, **_payload: Any) -> None:
         trainer = self.session.trainer
-        if axis(trainer, "pp")[1] == 1:  # a pipeline's are not divided by the tokens yet
+        # A pipeline's are not divided by the tokens yet.
+        if self.session.stages == 1 and read(trainer, "pp_schedule") is None:
             self.session.reduced(max_grad_norm(trainer))
 
     @guarded

@@ -17,14 +17,18 @@ from typing import Any, Literal, TypeVar
 
 from trainmon.adapters.base import Watched
 from trainmon.adapters.hyperparallel.auxiliary import AuxiliaryLoss
-from trainmon.adapters.hyperparallel.places import chunk_names, layout_of, model_of
+from trainmon.adapters.hyperparallel.axes import axis
+from trainmon.adapters.hyperparallel.model import Experts, chunk_names, model_of
+from trainmon.adapters.hyperparallel.places import Places, places_of
 from trainmon.adapters.hyperparallel.reading import checkpoint_wanted
 from trainmon.adapters.hyperparallel.seams import Seams
 from trainmon.adapters.hyperparallel.settings import HostSettings
+from trainmon.adapters.hyperparallel.tied import renamed, tied_names
 from trainmon.adapters.torch_parts.shards import without_graph
 from trainmon.adapters.torch_parts.watch import Watch, all_ranks, backend_for
 from trainmon.backend import Backend
 from trainmon.backend.determinism import deterministic, reproduction
+from trainmon.dist import Group
 from trainmon.events import (
     ENGINE_ACTIONS,
     Action,
@@ -78,6 +82,7 @@ class Session(Watched):
         seams: methods of the trainer that are replaced while it is watched.
         stops: whether the host was told to end the run.
         auxiliary: the auxiliary loss of the model's expert layers.
+        stages: of the pipeline.
     """
 
     def __init__(
@@ -95,7 +100,12 @@ class Session(Watched):
         self._trainer = weakref.ref(trainer)
         model = model_of(trainer)
         self._backend: Backend = backend_for(model, backend)
-        self.watch = Watch(model, trainer.optimizer, monitor, chunk_names(model))
+        experts = Experts(trainer, model, chunk_names(model))
+        self._unknown = [] if experts.unknown is None else [experts.unknown]
+        self.stages = axis(trainer, "pp")[1]
+        self._tied: dict[str, str] = {}  # another stage's names of parameters that this one has too
+        naming = experts.naming if self.stages == 1 else renamed(experts.naming, self._tied)
+        self.watch = Watch(model, trainer.optimizer, monitor, naming, experts.piece)
         self.auxiliary = AuxiliaryLoss(model)
         self._unhang: Callable[[], None] | None = None
         self._begun = self._over = False
@@ -104,7 +114,7 @@ class Session(Watched):
         self._mark: float | None = None  # when it ended
         self._asked = self._skip = self._left = False
         self._micro_seen = 0
-        self._layout = Layout()
+        self._places = Places(Layout(), 1)
         self._thread = threading.get_ident()
         self._waiting: list[Save | Load] = []  # announced before the run began, or on another thread
         self._resumed: Any = None  # directory of the checkpoint that the host has loaded
@@ -160,11 +170,13 @@ class Session(Watched):
         self._done = done
         config = self.monitor.config
         group = all_ranks(60.0 if config.health is None else config.health.timeout)
-        self._layout = layout_of(self.trainer, group)
+        self._places = places_of(self.trainer, group)
+        if self.stages > 1 and group is not None:
+            self._find_tied(group)
         if self._settings.deterministic:
             deterministic(frameworks=("torch",), warn_only=self._settings.deterministic == "warn")
         begin = TrainBegin(
-            layout=self._layout,
+            layout=self._places.layout,
             resumed_step=done,
             total_steps=total,
             host=f"hyperparallel_{self.generation}",
@@ -176,6 +188,7 @@ class Session(Watched):
         if not self._given:  # every rank comes here, whatever it has loaded
             state = None if self._resumed is None else os.path.join(str(self._resumed), STATE)
             self.monitor.load_state(state if state is not None and os.path.exists(state) else None)
+        self._say_unknown()
         self._say_settings()
         self._say_not_resumed()
         self._tell()
@@ -399,6 +412,21 @@ class Session(Watched):
             self._release.pop()()
         self.watch.remove_hooks()
 
+    def _say_unknown(self) -> None:
+        """What of this rank's place could not be told, and what that makes uncertain."""
+        for text in (*self._places.unknown, *self._unknown):
+            self.monitor.say("warning", "place_unknown", text, step=self._done)
+        for own, other in self._tied.items():
+            text = f"{own} is {other} of the first stage, tied: it counts once, under that name"
+            self.monitor.say("info", "tied_parameters", text, step=self._done)
+
+    def _find_tied(self, group: Group) -> None:
+        parameters, first = self.watch.parameters, getattr(self.trainer, "pp_has_first_stage", None)
+        named = list(zip(parameters.names, parameters.parameters, strict=True))
+        first = first if isinstance(first, bool) else axis(self.trainer, "pp")[0] == 0
+        self._tied.update(tied_names(model_of(self.trainer), named, first, group))
+        parameters.refresh()  # lists anew, by these names
+
     def _say_settings(self) -> None:
         """What of the host's own sections is followed, and what isn't."""
         settings, step = self._settings, self._done
@@ -426,6 +454,10 @@ class Session(Watched):
 
     def _tokens_without_micros(self, tokens: Any) -> Any:
         """A pipeline shows no micro-batches, and the host's count is of all ranks: one of those that count has it."""
-        layout = self._layout
+        layout = self._places.layout
+        if tokens is None:
+            return None
+        if layout.data_rank is None and self._places.unknown:
+            return tokens / self._places.feeds  # each part's share
         first = layout.rank == 0 if layout.data_rank is None else layout.data_rank == 0
-        return tokens if first or tokens is None else 0
+        return tokens if first else 0
