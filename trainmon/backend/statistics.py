@@ -6,8 +6,8 @@ device is still computing. Readings hold no tensor.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,13 +15,28 @@ import numpy as np
 from trainmon.backend.base import STATISTICS, Backend, Floats, Lazy
 from trainmon.ops import STATS_DTYPE, finish_stats, merge_stats, tensor_stats
 
-__all__ = ["COLUMNS", "Fetched", "Reading", "finished", "host_readings", "of_zeros", "with_zeros"]
+__all__ = ["COLUMNS", "Facts", "Fetched", "Reading", "finished", "host_readings", "of_zeros", "with_zeros"]
 
 Records: TypeAlias = np.ndarray[Any, Any]
 
 #: What a reading can say: :data:`STATISTICS`, and what else a record holds. ``sum``, ``sumsq``, ``absmax`` and ``rms``
 #: propagate NaN and infinities; ``first_bad`` is -1 if every element is finite.
 COLUMNS = (*STATISTICS, "sum", "sumsq", "absmax", "rms", "n_posinf", "n_neginf", "n_zero", "first_bad")
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a tensor is, beside its numbers.
+
+    Attributes:
+        identity: the host's number for the object.
+        zeros: share of the elements nearer to zero than each of these distances; NaN of none.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    identity: int = 0
+    zeros: Mapping[float, float | Lazy] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +48,14 @@ class Reading:
         row: which of them.
         undefined: names of :data:`STATISTICS` that this tensor doesn't have (the order of complex numbers).
         others: names that another reading of the same tensor gives, and that one.
+        facts: for who has asked for them.
     """
 
     source: Records | Lazy
     row: int
     undefined: tuple[str, ...] = ()
     others: tuple[tuple[str, Reading], ...] = ()
+    facts: Facts | None = None
 
 
 def host_readings(tensors: Sequence[Any]) -> list[Reading]:
@@ -77,13 +94,19 @@ class Fetched:
     Args:
         readings: all that will be asked for.
         backend: where lazy ones come from; None: there are none.
+        more: other numbers that are on their way.
     """
 
-    def __init__(self, readings: Iterable[Reading], backend: Backend | None) -> None:
-        sources: dict[int, Lazy] = {}
+    def __init__(
+        self, readings: Iterable[Reading], backend: Backend | None, more: Iterable[Lazy] = ()
+    ) -> None:
+        sources: dict[int, Lazy] = {id(one): one for one in more if one.handles}
         for one in _with_others(readings):
             if isinstance(one.source, Lazy):
                 sources.setdefault(id(one.source), one.source)
+            for share in () if one.facts is None else one.facts.zeros.values():
+                if isinstance(share, Lazy):
+                    sources[id(share)] = share
         self._sources = sources  # kept, so that their ids stay theirs
         self._read = None if backend is None or not sources else backend.read(list(sources.values()))
         self._tables: dict[int, Floats] | None = None
@@ -113,6 +136,10 @@ class Fetched:
             if wide and "norm" in one.undefined:  # it has no numbers at all
                 table[at, len(STATISTICS) :] = np.nan
         return table
+
+    def numbers(self, lazy: Lazy) -> Floats:
+        """What has become of one of ``more``, or of a fact."""
+        return self._arrived()[id(lazy)] if lazy.handles else lazy.finish()
 
     def _arrived(self) -> dict[int, Floats]:
         if self._tables is None:

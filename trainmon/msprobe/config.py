@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import logging
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -17,11 +16,21 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from trainmon.msprobe.saying import logger
+from trainmon.msprobe.saying import warn as _warn
 from trainmon.msprobe.window import Window
 
-__all__ = ["MORE_OPS", "OPS", "Mode", "MonitorSettings", "Settings", "load", "read_settings", "slug"]
-
-logger = logging.getLogger("trainmon.msprobe")
+__all__ = [
+    "MORE_OPS",
+    "OPS",
+    "Mode",
+    "MonitorSettings",
+    "Settings",
+    "load",
+    "logger",
+    "read_settings",
+    "slug",
+]
 
 OPS = ("min", "max", "mean", "norm", "nans")
 #: Of ``extended``.
@@ -398,7 +407,3 @@ def _say_unknown(
 def _nearest(word: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(word, list(known), 1)
     return f" (did you mean {near[0]!r}?)" if near else ""
-
-
-def _warn(text: str) -> None:
-    logger.warning("[monitor_v2] %s", text)

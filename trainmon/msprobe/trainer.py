@@ -18,6 +18,7 @@ from trainmon.msprobe.collectives import CollectiveRows
 from trainmon.msprobe.config import OPS, Mode, MonitorSettings, load, logger, read_settings, slug
 from trainmon.msprobe.host import AddCall, Hooks, Host, Row, StepHooks
 from trainmon.msprobe.output import MonitorTable, Output
+from trainmon.msprobe.saying import warn as _warn
 from trainmon.msprobe.tables import Rows, TableFiles
 from trainmon.msprobe.targets import selection
 
@@ -456,10 +457,6 @@ def _described(monitor: _Monitor) -> str:
         return f"{settings.key} ({monitor.hooks.watched()})"
     off = settings.kind == "cc" or not settings.distribution
     return f"{settings.key} (nothing)" if off else settings.key
-
-
-def _warn(text: str) -> None:
-    logger.warning("[monitor_v2] %s", text)
 
 
 def _add(monitor: _Monitor, scope: str, rows: Sequence[Row]) -> None:

@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import functools
 import re
-import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from types import FrameType
 from typing import Any
 
 import torch
@@ -23,6 +21,7 @@ import torch.distributed as distributed
 from torch.distributed import distributed_c10d
 
 from trainmon.adapters.torch_rows.calls import Failed, Say
+from trainmon.adapters.torch_rows.frames import stack as stack_of_call
 from trainmon.adapters.torch_rows.meter import Meter
 from trainmon.backend.statistics import Reading
 
@@ -235,25 +234,13 @@ class CollectiveHooks:
     def _is_chosen(self, name: str) -> bool:
         if self._say is None and not self._patterns:
             return True
-        stack = _stack()
+        stack = stack_of_call({__file__})
         if self._patterns and not any(one.search(stack) for one in self._patterns):
             return False
         if self._say is None:
             return True
         self._stacks.setdefault(name, {})[stack] = None
         return False
-
-
-def _stack() -> str:
-    """The caller's frames, outermost first."""
-    lines = []
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        code = frame.f_code
-        if code.co_filename != __file__:
-            lines.append(f"{code.co_filename}[{frame.f_lineno}]   {code.co_name}")
-        frame = frame.f_back
-    return "\n".join(reversed(lines))
 
 
 def _tensors(arguments: Sequence[Any], keywords: Any) -> list[list[torch.Tensor]]:

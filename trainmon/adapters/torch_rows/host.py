@@ -8,14 +8,15 @@ from typing import Any
 import torch
 
 from trainmon.adapters.torch_parts.modules import hookable
-from trainmon.adapters.torch_parts.optimizers import optimizers_of
 from trainmon.adapters.torch_parts.shards import local
 from trainmon.adapters.torch_rows.calls import AddRow, CallHooks, Failed, Say
 from trainmon.adapters.torch_rows.collectives import AddCall, CollectiveHooks, is_distributed
 from trainmon.adapters.torch_rows.gradients import GradientHooks, gradient_of
 from trainmon.adapters.torch_rows.meter import Meter
+from trainmon.adapters.torch_rows.more import More
 from trainmon.adapters.torch_rows.names import Named, chunks_of, is_sharded, named_modules, named_parameters
 from trainmon.adapters.torch_rows.passes import Passes
+from trainmon.adapters.torch_rows.state import state_of, states_of
 from trainmon.adapters.torch_rows.steps import StepHooks
 from trainmon.backend import Backend
 from trainmon.backend.statistics import Reading
@@ -63,6 +64,10 @@ class TorchRows:
         self._sharded = is_sharded(model)
         self._with_state: set[str] = set()
         self._passes = Passes(model, self._parameters, failed)
+
+    def more(self) -> More:
+        """What msProbe's older monitor shows beside rows."""
+        return More(self._model, self._optimizer, self._parameters, self._meter, self._failed)
 
     @property
     def backend(self) -> Backend | None:
@@ -172,8 +177,8 @@ class TorchRows:
 
     def moments(self, chosen: Chosen) -> list[tuple[str, list[Row]]]:
         """By key of the optimizer's state, looked up now; extended: all that there are."""
-        states = list(_states(self._optimizer))
-        held = [(one, _state_of(one.thing, states)) for one in self._parameters if chosen(one.name)]
+        states = list(states_of(self._optimizer))
+        held = [(one, state_of(one.thing, states)) for one in self._parameters if chosen(one.name)]
         if self._as_msprobe:
             # msProbe keeps the list that it made when there first was any.
             self._with_state = self._with_state or {one.name for one, state in held if state}
@@ -200,24 +205,3 @@ def _more_keys(held: Sequence[tuple[Named, Mapping[str, Any]]]) -> Iterator[str]
                 continue
             if value.is_floating_point() and (value.numel() > 1 or named.thing.numel() == 1):
                 yield key
-
-
-def _states(optimizer: Any) -> Iterator[Mapping[Any, Any]]:
-    try:
-        inner: Sequence[Any] = optimizers_of(optimizer)
-    except TypeError:
-        inner = [optimizer]
-    for one in inner:
-        state = getattr(one, "state", None)
-        if isinstance(state, Mapping):
-            yield state
-
-
-def _state_of(parameter: torch.Tensor, states: Sequence[Mapping[Any, Any]]) -> Mapping[str, Any]:
-    """Its own or its master's; empty if there is none."""
-    for key in (parameter, getattr(parameter, "main_param", None)):
-        for state in states:
-            own = None if key is None else state.get(key)
-            if isinstance(own, Mapping) and own:
-                return own
-    return {}

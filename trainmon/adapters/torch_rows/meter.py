@@ -9,8 +9,8 @@ import torch
 
 from trainmon.adapters.torch_parts.shards import is_dtensor, local
 from trainmon.backend import Backend
-from trainmon.backend.base import STATISTICS
-from trainmon.backend.statistics import Reading, host_readings, of_zeros, with_zeros
+from trainmon.backend.base import STATISTICS, Lazy
+from trainmon.backend.statistics import Facts, Reading, host_readings, of_zeros, with_zeros
 
 __all__ = ["Meter"]
 
@@ -18,6 +18,10 @@ _PLAIN = frozenset(
     {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16}
     | {torch.int8, torch.uint8, torch.bool}
 )
+
+
+#: Elements that are compared at once.
+_PIECE = 1 << 18
 
 
 class Meter:
@@ -30,14 +34,56 @@ class Meter:
 
     Attributes:
         backend: of the first device that a tensor was on; None: all were on the host.
+        distances: readings say what the tensor is, and which share of it is nearer to zero than each of these; None: they
+            don't.
     """
 
     def __init__(self, *, as_msprobe: bool = False, modulus: bool = False) -> None:
         self._as_msprobe, self._modulus = as_msprobe, modulus
         self.backend: Backend | None = None
+        self.distances: frozenset[float] | None = None
 
     def read(self, tensors: Sequence[torch.Tensor]) -> list[Reading]:
         """One reading a tensor, of what it holds now."""
+        readings = self._read(tensors)
+        if self.distances is None:
+            return readings
+        with torch.no_grad():
+            return [
+                replace(reading, facts=self._facts(tensor, self.distances))
+                for tensor, reading in zip(tensors, readings, strict=True)
+            ]
+
+    def _facts(self, tensor: torch.Tensor, distances: frozenset[float]) -> Facts:
+        here = local(tensor.detach())
+        zeros = {one: self._near_zero(here, one) for one in distances}
+        return Facts(tuple(here.shape), str(here.dtype), id(tensor), zeros)
+
+    def _near_zero(self, tensor: torch.Tensor, distance: float) -> float | Lazy:
+        """The share of elements nearer to zero; a piece at a time, so that nothing of the tensor's size is made."""
+        count = tensor.numel()
+        if not count or tensor.is_meta:
+            return float("nan")
+        if tensor.is_quantized:
+            tensor = tensor.dequantize()
+        absent = 0
+        if tensor.layout is torch.sparse_coo:
+            tensor = tensor.coalesce().values()
+            absent = (count - tensor.numel()) if distance > 0 else 0
+        elif tensor.layout is not torch.strided:
+            tensor = tensor.to_dense()
+        flat = tensor.view(-1) if tensor.is_contiguous() else tensor.reshape(-1)
+        found = [_nearer(one, distance) for one in torch.split(flat, _PIECE)]
+        near = torch.stack(found).sum() + absent
+        if not _is_on_device(tensor):
+            return float(near) / count
+        if self.backend is None:
+            from trainmon.backend.torch import TorchBackend
+
+            self.backend = TorchBackend(tensor.device)
+        return self.backend.scalar(near.double() / count)
+
+    def _read(self, tensors: Sequence[torch.Tensor]) -> list[Reading]:
         if all(_is_plain(one) for one in tensors):
             return self._host_readings(tensors) if tensors else []
         with torch.no_grad():
@@ -113,6 +159,14 @@ class Meter:
             return real
         norm = self._one(torch.view_as_real(tensor))
         return replace(real, others=(("norm", norm), ("nans", _of_flags(tensor.isnan()))))
+
+
+def _nearer(tensor: torch.Tensor, distance: float) -> torch.Tensor:
+    if tensor.dtype is torch.bool:
+        return (~tensor).sum() if 0 < distance <= 1 else torch.tensor(tensor.numel() * int(distance > 1))
+    if tensor.dtype not in _PLAIN and not tensor.is_complex():
+        tensor = tensor.float()
+    return (tensor.abs() < distance).sum()
 
 
 def _sign_zeros(reading: Reading, tensor: torch.Tensor) -> None:

@@ -1,0 +1,166 @@
+"""What flows through each module, and where it is called from: shapes and dtypes, no numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules import module as torch_module
+
+from trainmon.adapters.torch_rows.calls import CallHooks, Failed
+from trainmon.adapters.torch_rows.frames import stack
+from trainmon.adapters.torch_rows.meter import Meter
+from trainmon.adapters.torch_rows.names import Named
+from trainmon.backend.statistics import Facts, Reading
+
+__all__ = ["StackHooks", "StructureHooks"]
+
+#: What a module is given and gives, as msProbe's older monitor has it.
+Structure = dict[str, dict[str, dict[str, str]]]
+_GRADIENTS = {"grad_input": "input_grad", "grad_output": "output_grad"}
+
+
+class StructureHooks:
+    """Describes the first call of each module in the steps that are looked at.
+
+    Attributes:
+        found: by module and ``input``, ``output``, ``input_grad``, ``output_grad``; the container's kind under
+            ``config``, and each element's size and dtype by position.
+    """
+
+    def __init__(self, modules: Sequence[Named], failed: Failed) -> None:
+        self.found: Structure = {}
+        self._modules, self._failed = modules, failed
+        self._calls = CallHooks(modules, _Facts(), self._gradient, failed)
+        self._handles: list[Any] = []
+
+    @property
+    def on(self) -> bool:
+        return self._calls.on
+
+    def install(self) -> None:
+        self._calls.install()
+        for named in self._modules:
+            hook = self._hook(named.name)
+            self._handles.append(named.thing.register_forward_hook(hook, with_kwargs=True))
+
+    def watched(self) -> str:
+        return self._calls.watched()
+
+    def arm(self, on: bool) -> None:
+        self._calls.arm(on)
+
+    def remove(self) -> None:
+        """Idempotent."""
+        self._calls.remove()
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def _hook(self, name: str) -> Callable[..., None]:
+        def hook(_module: nn.Module, arguments: Any, keywords: Mapping[str, Any], output: Any) -> None:
+            if not self.on or torch.compiler.is_compiling() or "output" in self.found.get(name, {}):
+                return
+            try:
+                own = self.found.setdefault(name, {})
+                own["input"] = {**_described(arguments), **{key: _text(one) for key, one in keywords.items()}}
+                own["output"] = _described(output)
+            except Exception as error:
+                self._failed(error)
+
+        return hook
+
+    def _gradient(
+        self, name: str, scope: str, stage: int, micro: int, reading: Reading, call: int = 0
+    ) -> None:
+        if scope != "backward":
+            return
+        module, kind, at = name.rsplit(".", 2)
+        own = self.found.setdefault(module, {}).setdefault(_GRADIENTS[kind], {})
+        if at in own:
+            return  # a later call
+        facts = reading.facts
+        own[at] = "no gradient" if facts is None else f"size={facts.shape}, dtype={facts.dtype}"
+        own.pop("config", None)
+        own["config"] = f"tuple[{len(own)}]"
+
+
+class StackHooks:
+    """Takes the stack of the first call of each module in the steps that are looked at.
+
+    Attributes:
+        found: by module.
+    """
+
+    def __init__(self, modules: Sequence[Named], failed: Failed) -> None:
+        self.on = False
+        self.found: dict[str, str] = {}
+        self._modules, self._failed = modules, failed
+        self._handles: list[Any] = []
+
+    def install(self) -> None:
+        self._handles = [one.thing.register_forward_pre_hook(self._hook(one.name)) for one in self._modules]
+
+    def watched(self) -> str:
+        return f"{len(self._modules)} modules"
+
+    def arm(self, on: bool) -> None:
+        self.on = on
+
+    def remove(self) -> None:
+        """Idempotent."""
+        self.on = False
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def _hook(self, name: str) -> Callable[..., None]:
+        def hook(_module: nn.Module, _arguments: Any) -> None:
+            if self.on and name not in self.found and not torch.compiler.is_compiling():
+                try:
+                    self.found[name] = stack(_INNER)
+                except Exception as error:
+                    self._failed(error)
+
+        return hook
+
+
+#: Files whose frames say nothing about the model.
+_INNER = frozenset({__file__, str(torch_module.__file__)})
+
+
+class _Facts(Meter):
+    """Reads no element."""
+
+    def read(self, tensors: Sequence[torch.Tensor]) -> list[Reading]:
+        return [Reading(_NO_RECORDS, 0, facts=Facts(tuple(one.shape), str(one.dtype))) for one in tensors]
+
+
+_NO_RECORDS: Any = None
+
+
+def _described(value: Any) -> dict[str, str]:
+    """A container's kind and its elements, or those of a mapping by key; of one tensor that alone."""
+    if isinstance(value, torch.Tensor):
+        return {"config": "tensor", "tensor": _text(value)}
+    if isinstance(value, tuple | list):
+        return {
+            "config": f"{type(value).__name__}[{len(value)}]",
+            **{str(at): _text(one) for at, one in enumerate(value)},
+        }
+    if isinstance(value, Mapping):
+        return {
+            "config": f"{type(value).__name__}[{len(value)}]",
+            **{str(key): _text(one) for key, one in value.items()},
+        }
+    return {"config": type(value).__name__}
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"size={tuple(value.shape)}, dtype={value.dtype}"
+    if isinstance(value, tuple | list):
+        return f"{type(value).__name__}[{len(value)}]"
+    return type(value).__name__
