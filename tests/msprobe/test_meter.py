@@ -74,3 +74,21 @@ def test_many_at_once() -> None:
     tensors = [torch.ones(2), torch.tensor([1 + 1j]), torch.eye(2).to_sparse(), torch.zeros(0)]
     assert [row[1] for row in finished(meter.read(tensors), None)[[0, 2]].tolist()] == [1.0, 0.0]
     assert meter.read([]) == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("shape", [(11,), (7, 5), (4, 3, 2)])
+def test_sparse_entries_at_the_same_place_add_up_as_in_the_dense_form(
+    dtype: Any, shape: tuple[int, ...]
+) -> None:
+    generator = torch.Generator().manual_seed(len(shape))
+    for sparse_dims in range(1, len(shape) + 1):
+        places = torch.stack(
+            [torch.randint(size, (60,), generator=generator) for size in shape[:sparse_dims]]
+        )
+        entries = torch.randn(60, *shape[sparse_dims:], generator=generator).to(dtype)
+        tensor = torch.sparse_coo_tensor(places, entries, shape)
+        want = finished(Meter().read([tensor.to_dense()]), None)[0]
+        assert finished(Meter().read([tensor]), None)[0].tolist() == pytest.approx(want.tolist(), rel=1e-14)
+        v2 = float(torch.norm(tensor.to(torch.float64)).to(torch.float32))
+        assert read(tensor, as_msprobe=True)[3] == v2

@@ -123,7 +123,7 @@ class Meter:
         if tensor.is_nested:
             return self._one(tensor.values())
         if tensor.layout is torch.sparse_coo:
-            return self._sparse(tensor.coalesce())
+            return self._sparse(tensor)
         if tensor.layout is not torch.strided:
             return self._one(tensor.to_dense())
         if tensor.is_complex():
@@ -143,12 +143,13 @@ class Meter:
         return self._special(tensor)
 
     def _sparse(self, tensor: torch.Tensor) -> Reading:
-        stored = self.read([tensor.values()])[0]
         if self._as_msprobe:
+            stored = self.read([tensor.double().coalesce().values()])[0]
             return replace(stored, undefined=("min", "max", "mean"))
         if tensor.device.type != "cpu":
             return self.read([tensor.to_dense()])[0]
-        return with_zeros(stored, tensor.numel() - tensor.values().numel())
+        values = _summed(tensor)
+        return with_zeros(self.read([values])[0], tensor.numel() - values.numel())
 
     def _complex(self, tensor: torch.Tensor) -> Reading:
         if self._modulus:
@@ -174,6 +175,17 @@ def _sign_zeros(reading: Reading, tensor: torch.Tensor) -> None:
     for name, extreme in (("min", torch.min), ("max", torch.max)):
         if record[name] == 0.0:
             record[name] = float(extreme(tensor.detach()))
+
+
+def _summed(tensor: torch.Tensor) -> torch.Tensor:
+    """The values of a sparse tensor, those at the same place added in the order in which they came, as its dense form
+    has them; ``coalesce`` takes another order."""
+    if tensor.is_coalesced():
+        return tensor.values()
+    stored = tensor._values()
+    places, place = torch.unique(tensor._indices(), dim=1, return_inverse=True)
+    shape = (places.shape[1], *stored.shape[1:])
+    return torch.sparse_coo_tensor(place[None], stored, shape, check_invariants=False).to_dense()
 
 
 def _of_flags(flags: torch.Tensor) -> Reading:
