@@ -63,6 +63,11 @@ def rows(data: bytes) -> Rows:
     return list(csv.reader(io.StringIO(data.decode(), newline="")))
 
 
+def dicts(data: bytes) -> list[dict[str, str]]:
+    """Rows by column."""
+    return list(csv.DictReader(io.StringIO(data.decode(), newline="")))
+
+
 def identities(table: Rows) -> list[Key]:
     """What a row is about, and which of several about the same."""
     places = [at for at, name in enumerate(table[0]) if name not in OPS]

@@ -90,6 +90,10 @@ class Host(Protocol):
         """Steps whose gradients were thrown away: ``dropped`` is called when the next begins."""
         ...
 
+    def parameters(self, chosen: Chosen) -> int:
+        """How many there are."""
+        ...
+
     def gradients(self, chosen: Chosen) -> list[Row]:
         """Of all parameters that have one, now."""
         ...

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from trainmon.backend.base import Floats
@@ -15,6 +15,8 @@ from trainmon.sinks.writer import Writer
 
 __all__ = ["MonitorTable", "Output"]
 
+#: Written steps that may wait for the writer thread.
+WAITING = 256
 #: Bytes that a row takes while it waits.
 _ROW = 256
 
@@ -77,7 +79,7 @@ class Output:
     def open(self, rank: int) -> None:
         """Starts the thread, if there is to be one."""
         if self._asynchronous and self._writer is None:
-            self._writer = Writer([self._sink], RunInfo(None, "msprobe", rank=rank))
+            self._writer = Writer([self._sink], RunInfo(None, "msprobe", rank=rank), WAITING)
 
     def put(self, step: int, monitors: Sequence[MonitorTable]) -> None:
         """Takes a step's tables: written when this returns, or soon."""
@@ -155,8 +157,3 @@ class _Sink:
 
     def close(self) -> None:
         """Nothing stays open."""
-
-
-def described(written: Mapping[str, int]) -> str:
-    """Rows by monitor, in words."""
-    return ", ".join(f"{name} {count}" for name, count in written.items()) or "none"

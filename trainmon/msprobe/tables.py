@@ -115,10 +115,13 @@ class TableFiles:
     """``<directory>/<slug>_step<A>-<B>.csv``, opened for each write, so that nothing is lost when somebody removes them.
 
     A file that begins with another header is left as it is: rows go to ``.part2.csv`` and so on.
+
+    Attributes:
+        directory: where.
     """
 
     def __init__(self, directory: Path) -> None:
-        self._directory = directory
+        self.directory = directory
         self._checked: dict[Path, tuple[bytes, Path]] = {}  # header and file by the plain path
 
     def append(self, stem: str, header: bytes, rows: bytes) -> None:
@@ -127,7 +130,7 @@ class TableFiles:
         Raises:
             OSError: nothing could be written; the file is as it was.
         """
-        plain = self._directory / f"{stem}.csv"
+        plain = self.directory / f"{stem}.csv"
         file = RecordFile(self._place(plain, header), mode=0o666)
         try:
             file.write(rows if file.size else header + rows)

@@ -7,70 +7,22 @@ others nothing is read. Nothing that goes wrong in here reaches the training loo
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 from trainmon.adapters.base import current_rank
 from trainmon.backend.base import Floats
 from trainmon.backend.statistics import Fetched
-from trainmon.msprobe.collectives import CollectiveRows
 from trainmon.msprobe.config import OPS, Mode, MonitorSettings, load, logger, read_settings, slug
-from trainmon.msprobe.host import AddCall, Hooks, Host, Row, StepHooks
+from trainmon.msprobe.host import AddCall, Hooks, Host, StepHooks
+from trainmon.msprobe.manifest import Manifest
+from trainmon.msprobe.monitors import Monitor, check_needs
 from trainmon.msprobe.output import MonitorTable, Output
 from trainmon.msprobe.saying import warn as _warn
 from trainmon.msprobe.tables import Rows, TableFiles
-from trainmon.msprobe.targets import selection
 
 __all__ = ["TrainerMonitorV2"]
-
-#: Written steps without rows after which the likely reason is said.
-_PATIENCE = 3
-_REASONS = {
-    "module": "no module that targets select was called",
-    "weight_grad": "no parameter has had a gradient when the optimizer stepped",
-    "optimizer": "the optimizer keeps neither exp_avg nor exp_avg_sq",
-    "param": "the optimizer has not stepped, or the model has no parameters",
-    "cc": "torch.distributed was not called, or from no line of cc_codeline",
-}
-#: Columns between scope and statistics, as msProbe has them, and extended.
-_KEYS_OF_MSPROBE = {"weight_grad": ("micro_step",)}
-_KEYS = {"weight_grad": ("micro_step",), "module": ("micro_step", "call")}
-_NEEDS = {"weight_grad": "weight grad", "optimizer": "optimizer", "param": "param"}
-
-
-class _Monitor:
-    """One entry of ``monitors`` at work.
-
-    Attributes:
-        settings: what was asked for.
-        chosen: whether a name's rows are wanted.
-        keys: columns between scope and statistics.
-        rows, calls: those of the running step; of collectives by call.
-        hooks: what has to be told which steps are looked at.
-        update: the rows that the optimizer's running or failed step has added, from and to.
-        micro: micro-batches of a step.
-        empty: in how many written steps there were no rows so far; -1 once there were any.
-    """
-
-    def __init__(self, settings: MonitorSettings, *, extended: bool) -> None:
-        self.settings = settings
-        self.chosen = selection(settings.targets, extended=extended)
-        self.keys = _KEYS.get(settings.kind, ()) if extended else _KEYS_OF_MSPROBE.get(settings.kind, ())
-        self.rows = Rows()
-        self.calls = CollectiveRows()
-        self.hooks: Hooks | None = None
-        self.update: tuple[int, int] | None = None
-        self.micro = 1
-        self.empty = 0
-
-    def __len__(self) -> int:
-        return len(self.rows) + len(self.calls)
-
-    def clear(self) -> None:
-        self.rows.clear()
-        self.calls.clear()
-        self.update = None
 
 
 class TrainerMonitorV2:
@@ -116,10 +68,11 @@ class TrainerMonitorV2:
             rounds=self._settings.mode is Mode.V2,
             asynchronous=self._settings.asynchronous,
         )
+        self._manifest: Manifest | None = None
         self._discards: Hooks | None = None
         self._host: Host | None = None
         self._steps: StepHooks | None = None
-        self._running: list[_Monitor] = []
+        self._running: list[Monitor] = []
         self._counts_itself = False
         self._due = False
         self._said_manual = False
@@ -155,7 +108,7 @@ class TrainerMonitorV2:
         if not self._is_target():
             return
         for settings in self._settings.monitors:
-            _check_needs(settings.kind, model, optimizer)
+            check_needs(settings.kind, model, optimizer)
         self._take_start(context)
         self._host = self._make_host(model, optimizer)
         try:
@@ -172,7 +125,7 @@ class TrainerMonitorV2:
         except BaseException:
             self._end()
             raise
-        self._report()
+        self._report(self._host)
         self._arm()
 
     def step(self, from_optimizer: bool = False) -> None:
@@ -238,7 +191,7 @@ class TrainerMonitorV2:
 
     def _begin(self, settings: MonitorSettings, context: Mapping[str, Any]) -> None:
         assert self._host is not None
-        monitor = _Monitor(settings, extended=self._settings.mode is Mode.EXTENDED)
+        monitor = Monitor(settings, extended=self._settings.mode is Mode.EXTENDED)
         add = monitor.rows.add
         if settings.kind == "module":
             monitor.hooks = self._host.calls(
@@ -287,16 +240,22 @@ class TrainerMonitorV2:
         self._running, self._steps, self._discards, self._host = [], None, None, None
         self._counts_itself = self._due = False
         self._output.close()
+        if self._manifest is not None:
+            self._manifest.ended(self.current_step, self._output.written, self.write_errors, self.discarded)
+            self._manifest = None
 
-    def _report(self) -> None:
-        kinds = "; ".join(map(_described, self._running)) or "nothing"
+    def _report(self, host: Host) -> None:
+        watched = {monitor.settings.key: monitor.watched(host) for monitor in self._running}
         logger.info(
             "[monitor_v2] rank %d watches %s; steps written: %s; below %s",
             self.rank,
-            kinds,
+            "; ".join(f"{key} ({what})" for key, what in watched.items()) or "nothing",
             self._window.written(),
             self._settings.output_dir,
         )
+        if self._settings.mode is Mode.EXTENDED:
+            self._manifest = Manifest(self.writer.directory)
+            self._manifest.begun(self.config, self.rank, self.current_step, watched)
 
     # -- a step -----------------------------------------------------------------------------------------------------
 
@@ -329,24 +288,24 @@ class TrainerMonitorV2:
         for monitor in self._running:
             self._attempt(self._take_before, monitor, self._host)
 
-    def _take_before(self, monitor: _Monitor, host: Host) -> None:
+    def _take_before(self, monitor: Monitor, host: Host) -> None:
         kind = monitor.settings.kind
         if kind not in ("weight_grad", "param"):
             return
         self._forget_failed_update(monitor)
         start = len(monitor.rows)
         if kind == "weight_grad":
-            _add(monitor, "reduced", host.gradients(monitor.chosen))
+            monitor.add("reduced", host.gradients(monitor.chosen))
         elif monitor.settings.distribution:
-            _add(monitor, "param_origin", host.weights(monitor.chosen))
+            monitor.add("param_origin", host.weights(monitor.chosen))
         monitor.update = start, len(monitor.rows)
 
-    def _take_after(self, monitor: _Monitor, host: Host) -> None:
+    def _take_after(self, monitor: Monitor, host: Host) -> None:
         monitor.update = None
         if monitor.settings.kind == "param" and monitor.settings.distribution:
-            _add(monitor, "param_updated", host.weights(monitor.chosen))
+            monitor.add("param_updated", host.weights(monitor.chosen))
 
-    def _forget_failed_update(self, monitor: _Monitor) -> None:
+    def _forget_failed_update(self, monitor: Monitor) -> None:
         """Rows taken before an update that raised: it is tried again, or was not made. msProbe keeps them."""
         if monitor.update is not None and self._settings.mode is not Mode.V2:
             monitor.rows.drop(*monitor.update)
@@ -396,19 +355,19 @@ class TrainerMonitorV2:
         for monitor in self._running:
             if monitor in filled:
                 monitor.empty = -1
-            else:
-                self._say_empty(monitor)
+            elif (reason := monitor.why_empty()) is not None:
+                _warn(reason)
         if tables:
             self._output.put(step, tables)
 
-    def _complete(self, monitor: _Monitor, host: Host) -> None:
+    def _complete(self, monitor: Monitor, host: Host) -> None:
         self._forget_failed_update(monitor)
         if monitor.settings.kind == "optimizer" and monitor.settings.distribution:
             for key, found in host.moments(monitor.chosen):
                 for name, stage, reading in found:
                     monitor.rows.add(f"{name}.{key}", key, stage, 0, reading)
 
-    def _finishing(self, monitor: _Monitor, fetched: Fetched) -> Callable[[], tuple[Rows, Floats]]:
+    def _finishing(self, monitor: Monitor, fetched: Fetched) -> Callable[[], tuple[Rows, Floats]]:
         """What gives a monitor's rows later, without the monitor."""
         finish = partial(fetched.table, wide=not set(monitor.settings.ops) <= set(OPS))
         if monitor.settings.kind == "cc":
@@ -416,22 +375,6 @@ class TrainerMonitorV2:
             return lambda: calls.merged(finish, plainly=plainly)
         rows = monitor.rows.taken()
         return lambda: (rows, finish(rows.readings))
-
-    def _say_empty(self, monitor: _Monitor) -> None:
-        """Once, when the first steps that should have rows have none."""
-        settings = monitor.settings
-        silent = (
-            settings.log_only
-            or not settings.distribution
-            or (settings.kind == "cc" and monitor.hooks is None)
-        )
-        if monitor.empty < 0 or silent:
-            return
-        monitor.empty += 1
-        if monitor.empty == _PATIENCE:
-            _warn(
-                f"monitor {settings.key!r} had no rows in {_PATIENCE} written steps: {_REASONS[settings.kind]}"
-            )
 
     # -- failures ---------------------------------------------------------------------------------------------------
 
@@ -449,23 +392,3 @@ class TrainerMonitorV2:
             self._said_step = self.current_step
             what = f"{type(error).__name__}: {error}"
             logger.warning("[monitor_v2] step %d: %s (training goes on)", self.current_step, what)
-
-
-def _described(monitor: _Monitor) -> str:
-    settings = monitor.settings
-    if monitor.hooks is not None:
-        return f"{settings.key} ({monitor.hooks.watched()})"
-    off = settings.kind == "cc" or not settings.distribution
-    return f"{settings.key} (nothing)" if off else settings.key
-
-
-def _add(monitor: _Monitor, scope: str, rows: Sequence[Row]) -> None:
-    for name, stage, reading in rows:
-        monitor.rows.add(name, scope, stage, monitor.micro, reading)
-
-
-def _check_needs(kind: str, model: Any, optimizer: Any) -> None:
-    if kind in _NEEDS and optimizer is None:
-        raise ValueError(f"Optimizer must be provided to start {_NEEDS[kind]} function")
-    if kind in ("module", "optimizer", "param") and model is None:
-        raise ValueError(f"Model must be provided to start {kind} function")

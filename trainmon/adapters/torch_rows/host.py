@@ -157,6 +157,10 @@ class TorchRows:
     def steps(self, before: Callable[[], None], after: Callable[[], None]) -> StepHooks:
         return StepHooks(self._optimizer, before, after)
 
+    def parameters(self, chosen: Chosen) -> int:
+        """How many there are."""
+        return sum(chosen(one.name) for one in self._parameters)
+
     def gradients(self, chosen: Chosen) -> list[Row]:
         """Of all parameters that have one, now."""
         found = [(one, gradient_of(one.thing)) for one in self._parameters if chosen(one.name)]

@@ -57,6 +57,16 @@ class StepHooks:
             type(optimizer).step, "hooked", False
         ):
             return False
+        # Of a step that calls that of its base class, torch runs the hooks of both.
+        if (
+            sum(
+                "step" in vars(base)
+                for base in type(optimizer).__mro__[:-1]
+                if base is not torch.optim.Optimizer
+            )
+            > 1
+        ):
+            return False
         try:
             before = optimizer.register_step_pre_hook(lambda *_: self._before())
             after = optimizer.register_step_post_hook(lambda *_: self._after(optimizer))
