@@ -682,6 +682,8 @@ def test_manual_steps(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert mon.current_step == 3
     assert caplog.text.count("step() is ignored") == 1
     mon.stop()
+    mon.step()
+    assert mon.current_step == 3  # ignored while stopped, too
 
     mon = TrainerMonitorV2(config(tmp_path / "manual", "param", patch_optimizer_step=False))
     mon.start(net, optimizer)

@@ -115,8 +115,9 @@ class TrainerMonitorV2:
             self._output.open(self.rank)
             for settings in self._settings.monitors:
                 self._begin(settings, context)
+            # As in msProbe it holds while stopped, too.
+            self._counts_itself = optimizer is not None and self._settings.patch is not False
             if optimizer is not None:
-                self._counts_itself = self._settings.patch is not False
                 self._steps = self._host.steps(self._before_update, self._after_update)
                 self._steps.install()
             if self._settings.mode is Mode.EXTENDED:
@@ -238,7 +239,7 @@ class TrainerMonitorV2:
                 except Exception as error:
                     self._failed(error)
         self._running, self._steps, self._discards, self._host = [], None, None, None
-        self._counts_itself = self._due = False
+        self._due = False
         self._output.close()
         if self._manifest is not None:
             self._manifest.ended(self.current_step, self._output.written, self.write_errors, self.discarded)
