@@ -22,8 +22,7 @@ def build_sinks(config: TrainMonitorConfig) -> list[Sink]:
     """
     options, sinks = config.sinks, list[Sink]()
     if options.log is not None:
-        log = options.log
-        sinks.append(LogSink(every=config.cadence("sinks.log").every, progress=log.progress, file=log.file))
+        sinks.append(_log(config))
     if options.jsonl is not None:
         sinks.append(JsonlSink(every=config.cadence("sinks.jsonl").every))
     if options.csv is not None:
@@ -76,6 +75,13 @@ def build_bridge(config: TrainMonitorConfig, given: Any = None) -> Sink | None:
         raise ConfigError([Problem(Place(), where, f"{type(error).__name__}: {error}")]) from error
 
 
+def _log(config: TrainMonitorConfig) -> Sink:
+    options = config.sinks.log
+    assert options is not None
+    every = config.cadence("sinks.log").every
+    return LogSink(every=every, progress=options.progress, file=options.file, series=options.series)
+
+
 def _extra(name: str, make: Callable[[], Sink]) -> Sink:
     """A sink whose package is an extra."""
     try:
@@ -102,7 +108,8 @@ def _tensorboard(config: TrainMonitorConfig) -> Sink:
 
     options = config.sinks.tensorboard
     assert options is not None
-    return TensorBoardSink(every=config.cadence("sinks.tensorboard").every, worst=options.worst)
+    every = config.cadence("sinks.tensorboard").every
+    return TensorBoardSink(every=every, worst=options.worst, exclude=options.exclude)
 
 
 def _prometheus(config: TrainMonitorConfig) -> Sink:

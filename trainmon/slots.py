@@ -129,26 +129,38 @@ def _all_slots(config: TrainMonitorConfig) -> list[Slot]:
 
     if config.loss is not None:
         loss = config.loss
-        add(LossProbe(whole=loss.global_, micro=loss.micro, perplexity=loss.perplexity))
+        merged, apart = {"whole": loss.global_, "perplexity": loss.perplexity}, loss.own_every > 1
+        if apart:
+            add(LossProbe(**merged, micro=False, device=False))
+        own = LossProbe(**merged, micro=loss.micro, device=loss.device, own=apart)
+        add(own, every=loss.own_every)
         if loss.parts or loss.positions or loss.sources:
             add(LossPartsProbe(parts=loss.parts, positions=loss.positions, sources=loss.sources))
     if config.gradients is not None:
-        gradients = config.gradients
+        gradients, selection = config.gradients, config.selection("gradients")
+        some = selection.target is not None or bool(selection.exclude)
         add(
             GradientsProbe(
-                config.selection("gradients"),
+                selection,
                 norm=gradients.norm,
                 per_parameter=gradients.per_parameter,
                 nonfinite=gradients.nonfinite,
                 clipped=gradients.clipped,
+                some=some,
             )
         )
         if gradients.underflow:
-            add(UnderflowProbe(config.selection("gradients"), gradients.underflow))
-        selection = config.selection("gradients")
+            add(UnderflowProbe(selection, gradients.underflow))
         whole = gradients.local or gradients.device
         if whole:
-            add(UnreducedProbe(selection, local=gradients.local, device=gradients.device))
+            unreduced = UnreducedProbe(
+                selection,
+                local=gradients.local,
+                device=gradients.device,
+                some=some,
+                rare=gradients.own_every > 1,
+            )
+            add(unreduced, every=gradients.own_every)
         if gradients.micro or gradients.increment:
             add(
                 UnreducedProbe(
@@ -160,7 +172,7 @@ def _all_slots(config: TrainMonitorConfig) -> list[Slot]:
                 every=gradients.micro_every,
             )
         if gradients.signs:
-            add(MomentumProbe(config.selection("gradients")))
+            add(MomentumProbe(selection))
         if gradients.align:
             add(AlignmentProbe(summed=gradients.reduction == "sum"))
     if slots:

@@ -147,6 +147,56 @@ def test_micro_losses_of_any_number(tmp_path: Path) -> None:
     ]
 
 
+def test_this_ranks_own_losses_at_an_interval_of_their_own(tmp_path: Path) -> None:
+    loss = {"micro": True, "device": True, "own_every": 3, "perplexity": True}
+    run(monitor(tmp_path, loss=loss), [[(1.0 + step, 2), (3.0, 2)] for step in range(6)])
+    records = steps_of(tmp_path)
+    assert [record["loss/global"] for record in records] == [2.0, 2.5, 3.0, 3.5, 4.0, 4.5]
+    assert all(record["loss/ppl"] == pytest.approx(math.exp(record["loss/global"])) for record in records)
+    own = {record["step"]: record["loss/device"] for record in records if "loss/device" in record}
+    assert own == {1: 2.0, 3: 3.0, 6: 4.5}
+    rows = (tmp_path / "r/rank_0/tensors").glob("loss_*.csv")
+    text = [line.split(",")[0] for path in rows for line in path.read_text().splitlines()[1:]]
+    assert sorted(set(text)) == ["1", "3", "6"]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_bad_loss_is_said_once_though_two_look_at_it(tmp_path: Path, value: float) -> None:
+    run(monitor(tmp_path, loss={"micro": True, "own_every": 2}), [[(1.0, 1)], [(value, 1)], [(1.0, 1)]])
+    told = [event for event in events_of(tmp_path) if event.get("level") in ("warning", "error")]
+    assert len([event for event in told if "loss" in event["text"]]) == 1
+
+
+def gradients(step: int, **norms: float) -> GradsReady:
+    tensors = [np.array([value], np.float32) for value in norms.values()]
+    return GradsReady(step, TensorView(list(norms), tensors), "reduced")
+
+
+@pytest.mark.parametrize(
+    ("keys", "norm"),
+    [
+        ({}, None),
+        ({"target": "a"}, 3.0),
+        ({"target": "a", "invert": True}, 4.0),
+        ({"exclude": "a"}, 4.0),
+        ({"target": "c"}, 0.0),
+        ({"target": "."}, 5.0),
+    ],
+)
+def test_the_norm_of_the_selected_parameters_has_a_name_of_its_own(
+    tmp_path: Path, keys: dict[str, Any], norm: float | None
+) -> None:
+    mon = monitor(tmp_path, gradients=keys)
+    mon.begin(TrainBegin())
+    mon.handle(StepBegin(1, 1.0))
+    mon.handle(gradients(1, a=3.0, b=4.0))
+    mon.handle(StepEnd(1, 2.0))
+    mon.close()
+    (record,) = steps_of(tmp_path)
+    assert record["grad/norm"] == 5.0 and record.get("grad/norm_selected") == norm
+    assert ("grad/norm_selected" in record) is (norm is not None)
+
+
 def test_rates_and_time_left_after_a_resume(tmp_path: Path) -> None:
     run(monitor(tmp_path), [[(1.0, 1000)]] * 6, first=101, total_steps=200, consumed_tokens=1_000_000)
     records = steps_of(tmp_path)

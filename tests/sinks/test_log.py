@@ -10,7 +10,7 @@ import subprocess
 
 import pytest
 
-from tests.sinks.make import message, run_info, snapshot, start
+from tests.sinks.make import message, run_info, snapshot, start, table
 from trainmon.sinks.base import (
     literal,
     long_time,
@@ -36,7 +36,7 @@ class Terminal(io.StringIO):
 def show(tmp_path, *items, stream=None, **facts):
     """What a sink writes to its console for snapshots and messages; its log.txt stays in ``tmp_path``."""
     stream = io.StringIO() if stream is None else stream
-    options = {key: facts.pop(key) for key in ("every", "progress", "file") if key in facts}
+    options = {key: facts.pop(key) for key in ("every", "progress", "file", "series") if key in facts}
     sink = LogSink(stream=stream, **options)
     sink.open(run_info(tmp_path, **facts))
     for item in items:
@@ -64,6 +64,19 @@ def test_the_line_of_a_step():
         "step  12/150  loss  2.3457  grad norm  1.2345  lr 3.000e-04  12.3k tok/s   830 ms/step  "
         "monitor 0.12%  ETA  2:11"
     )
+
+
+def test_further_series_by_name(tmp_path):
+    few = table({"0": 2.0, "1": None, "2": 1.5}, series="loss/micro", probe="loss")
+    many = table({f"w[{row}]": row / 8 for row in range(9)}, series="grad/norm_local/<p>")
+    shown = snapshot(3, few, many, loss__global=1.0, loss__device=2.5, grad__norm_device=None)
+    patterns = [re.compile("^loss/"), re.compile("^grad/norm_(local|device)$"), re.compile("^nothing$")]
+    line = "step      3  loss  1.0000  loss/device 2.5000  grad/norm_device -  loss/micro 2.0000 1.5000  "
+    line += "grad/norm_local 0.50000, at most 1.0000 (w[8])\n"
+    assert show(tmp_path, shown, series=patterns) == line
+    assert show(tmp_path, shown) == "step      3  loss  1.0000\n"
+    unknown = table({"0": None}, series="loss/micro", probe="loss")
+    assert show(tmp_path, snapshot(3, unknown), series=patterns).endswith("loss/micro -\n")
 
 
 def test_null_nonfinite_and_absent():

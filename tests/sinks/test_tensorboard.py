@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import math
 import os
+import re
 import subprocess
 import sys
 
@@ -18,8 +19,8 @@ from trainmon.sinks.tensorboard import TensorBoardSink
 event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
 
 
-def write(directory, *snapshots, every=1, worst=5, **facts):
-    sink = TensorBoardSink(every=every, worst=worst)
+def write(directory, *snapshots, every=1, worst=5, exclude=(), **facts):
+    sink = TensorBoardSink(every=every, worst=worst, exclude=exclude)
     sink.open(run_info(directory, **facts))
     for shown in snapshots:
         sink.write(shown)
@@ -53,6 +54,15 @@ def test_the_same_values_as_the_log(tmp_path):
     assert scalars(reader, "grad/norm") == [(2, math.inf)]
     # Event files hold float32.
     assert scalars(reader, "big") == [(1, math.inf), (2, -math.inf)]
+
+
+def test_series_that_are_left_out(tmp_path):
+    local = table({"w": 1.0}, series="grad/norm_local/<p>")
+    shown = snapshot(1, table({"w": 1.0}), local, loss__global=1.0, loss__device=2.0)
+    write(tmp_path, shown, exclude=[re.compile("^loss/device$"), re.compile("^grad/norm_local$")])
+    tags = read(tmp_path).Tags()["scalars"]
+    assert "loss/global" in tags and "grad/norm/max" in tags
+    assert not [tag for tag in tags if "device" in tag or "local" in tag]
 
 
 @pytest.mark.parametrize("clock", [0.0, -3600.0])

@@ -98,6 +98,8 @@ class LossConfig:
     window: Window | None = key(None, f"The steps that are looked at{_INHERIT}.")
     global_: bool = key(True, "The token-weighted loss over all ranks and micro-batches.", name="global")
     micro: bool = key(False, "The local loss of every micro-batch.")
+    device: bool | None = key(None, "This rank's own loss; null: with several ranks.")
+    own_every: int = key(1, "Every how many steps `micro` and `device` are looked at.", minimum=1)
     perplexity: bool = key(False, "exp of the global loss.")
     parts: bool = key(True, "The named losses that the loop hands over (auxiliary, multi-token prediction).")
     positions: int = key(
@@ -120,6 +122,7 @@ class GradientsConfig:
     clipped: bool = key(False, "The norm after clipping, too.")
     local: bool = key(False, "The norm of each selected parameter's gradient on this rank, before reduction.")
     device: bool = key(False, "The norm of all gradients of this rank, before reduction.")
+    own_every: int = key(1, "Every how many steps `local` and `device` are looked at.", minimum=1)
     micro: bool = key(False, "The norm of each micro-batch's own gradient, of each selected parameter.")
     increment: bool = key(
         False,
@@ -384,6 +387,7 @@ class LogSink:
     every: int | None = key(None, f"A line every how many steps{_INHERIT}.", minimum=1, aliases=_STEP_ALIASES)
     progress: Literal["auto"] | bool = key("auto", "A progress bar; auto: if the output is a terminal.")
     file: bool = key(True, "Write the lines to `log.txt`, too.")
+    series: Patterns = key((), "Further series on the line, by name.", single=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -418,6 +422,7 @@ class TensorBoardSink:
 
     every: int | None = key(None, f"Every how many steps{_INHERIT}.", minimum=1, aliases=_STEP_ALIASES)
     worst: int = key(5, "Of per-parameter values, so many of the largest get a tag of their own.", minimum=0)
+    exclude: Patterns = key((), "Series to leave out, by name.", single=True)
 
 
 @dataclass(frozen=True, slots=True)

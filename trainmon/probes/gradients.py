@@ -64,23 +64,35 @@ class _Seen:
 
 
 class GradientsProbe:
-    """Publishes ``grad/norm``, ``grad/norm_clipped``, ``grad/clip_coef``, ``grad/nonfinite``, ``grad/norm/<p>``.
+    """Publishes ``grad/norm``, ``grad/norm_selected``, ``grad/norm_clipped``, ``grad/clip_coef``, ``grad/nonfinite``,
+    ``grad/norm/<p>``.
 
     Args:
         selected: whether a parameter of this name is looked at; the global norm counts all parameters.
         norm, per_parameter, nonfinite: what is published.
+        some: not all parameters are selected: the norm of those that are is published, too.
         clipped: measure after clipping too (a second read of the gradients).
     """
 
     name = "gradients"
 
     def __init__(
-        self, selected: Any, *, norm: bool, per_parameter: bool, nonfinite: bool, clipped: bool
+        self,
+        selected: Any,
+        *,
+        norm: bool,
+        per_parameter: bool,
+        nonfinite: bool,
+        clipped: bool,
+        some: bool = False,
     ) -> None:
         self.stale = False
         self._norm, self._per_parameter = norm, per_parameter
         self._nonfinite, self._clipped = nonfinite, clipped
         self._rows = Rows(selected)
+        self._selected, self._some = selected, norm and some
+        self._asked: Sequence[str] = ()
+        self._chosen: Flags = np.zeros(0, np.bool_)
         self._count = NonFiniteCount("gradient", "backward", "grad")
         self._unseen_said = False
         self._reset()
@@ -109,6 +121,10 @@ class GradientsProbe:
             registry.add("grad/norm_clipped", (self._after,), root, probe=self.name)
             parts = (*norm, self._after, self._limit)
             registry.add("grad/clip_coef", parts, _clip_coefficient, probe=self.name, sees_null=True)
+        if self._some:
+            self._selected_square = registry.part("grad.sumsq_selected", "sum")
+            parts = (self._selected_square, self._square, self._scale, self._after, self._reported)
+            registry.add("grad/norm_selected", parts, _norms, probe=self.name, sees_null=True)
         self._count.register(registry, probe=self.name, published=self._nonfinite, early=True)
         self._table = None
         if self._per_parameter:
@@ -193,9 +209,18 @@ class GradientsProbe:
             frame.set(self._after, square)
         if seen.clip_norm is not None:
             frame.set(self._limit, seen.clip_norm)
+        if self._some:
+            frame.set(self._selected_square, float(np.sum(table[mine & self._are_selected(seen.names), 0])))
         if self._table is not None:
             self._rows.write(frame, self._table, seen.names, table[:, 0], mine)
         self._find(frame, step, seen, table)
+
+    def _are_selected(self, names: Sequence[str]) -> Flags:
+        """Asked once a listing of the parameters."""
+        if self._asked is not names:
+            self._asked = names
+            self._chosen = np.array([name in self._selected for name in names], np.bool_)
+        return self._chosen
 
     def _find(self, frame: Frame, step: int, seen: _Seen, table: Floats) -> None:
         finding = self._count.write(frame, step, seen.names, seen.owned, table, seen.phase)

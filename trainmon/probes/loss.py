@@ -31,13 +31,24 @@ def _perplexity(s: Floats, n: Floats) -> tuple[Floats, Flags]:
 
 class LossProbe:
     """Publishes ``loss/global``, ``loss/mean_of_means``, ``loss/gap``, ``loss/empty_steps``, ``loss/ppl``, ``loss/micro``
-    and, with several ranks, ``loss/device``: this rank's own."""
+    and ``loss/device``: this rank's own.
+
+    Args:
+        whole, micro, perplexity: what is published.
+        device: whether ``loss/device`` is; None: with several ranks.
+        own: only what is this rank's own, beside a probe that has the rest; left out, not null, in steps without.
+    """
 
     name = "loss"
 
-    def __init__(self, *, whole: bool, micro: bool, perplexity: bool) -> None:
+    def __init__(
+        self, *, whole: bool, micro: bool, perplexity: bool, device: bool | None = None, own: bool = False
+    ) -> None:
         self.stale = False
         self._whole, self._micro, self._perplexity = whole, micro, perplexity
+        self._device, self._merged = device, not own
+        if own:
+            self.title = "losses of this rank"
         self._capacity = 8
         self._losses: list[Lazy] = []
         self._tokens: list[Lazy | None] = []
@@ -50,6 +61,29 @@ class LossProbe:
 
     def register(self, registry: Registry) -> None:
         self.stale = False
+        if self._merged:
+            self._register_merged(registry)
+        self._own: tuple[Part, Part] | None = None
+        several = self._context.begin.layout.world > 1
+        if several if self._device is None else self._device:
+            self._own = registry.part("loss.own.s", "local"), registry.part("loss.own.n", "local")
+            registry.add("loss/device", self._own, ratio, probe=self.name, optional=not self._merged)
+        if self._micro:
+            self._micro_parts = (
+                registry.part("loss.micro.s", "local", self._capacity),
+                registry.part("loss.micro.n", "local", self._capacity),
+            )
+            indices = [str(index) for index in range(self._capacity)]
+            registry.add(
+                "loss/micro",
+                self._micro_parts,
+                ratio,
+                probe=self.name,
+                subjects=indices,
+                optional=not self._merged,
+            )
+
+    def _register_merged(self, registry: Registry) -> None:
         s, n = registry.part("loss.s", "sum", early=True), registry.part("loss.n", "sum", early=True)
         q, k = registry.part("loss.q", "sum", early=True), registry.part("loss.k", "sum", early=True)
         empty = registry.part("loss.empty_steps", "max")
@@ -61,17 +95,6 @@ class LossProbe:
             registry.add("loss/empty_steps", (empty,), identity, probe=self.name)
         if self._perplexity:
             registry.add("loss/ppl", (s, n), _perplexity, probe=self.name)
-        self._own: tuple[Part, Part] | None = None
-        if self._context.begin.layout.world > 1:
-            self._own = registry.part("loss.own.s", "local"), registry.part("loss.own.n", "local")
-            registry.add("loss/device", self._own, ratio, probe=self.name)
-        if self._micro:
-            self._micro_parts = (
-                registry.part("loss.micro.s", "local", self._capacity),
-                registry.part("loss.micro.n", "local", self._capacity),
-            )
-            indices = [str(index) for index in range(self._capacity)]
-            registry.add("loss/micro", self._micro_parts, ratio, probe=self.name, subjects=indices)
 
     def on_step_begin(self, event: StepBegin) -> None:
         # What an interrupted step left behind is not this step's.
@@ -98,6 +121,8 @@ class LossProbe:
 
     def before_update(self) -> Sample:
         """What the micro-batches gave so far."""
+        if not self._merged:
+            return Sample((), lambda frame, read: None)
         return self._sample(self._step, list(self._losses), list(self._tokens), list(self._sums))
 
     def _sample(self, step: int, losses: list[Lazy], tokens: list[Lazy | None], sums: list[bool]) -> Sample:
@@ -127,11 +152,13 @@ class LossProbe:
             if self._micro and index < self._micro_parts[0].size:
                 frame.set(self._micro_parts[0], totals[-1] if weight > 0 else 0.0, index)
                 frame.set(self._micro_parts[1], weight, index)
-        s, n, q, k, _ = self._parts
         total, weights = _exact_sum(totals), math.fsum(weight for _, weight, _ in micros)
         if micros and self._own is not None:
             frame.set(self._own[0], total)
             frame.set(self._own[1], weights)
+        if not self._merged:
+            return
+        s, n, q, k, _ = self._parts
         if micros and self._context.begin.layout.counts_tokens:
             frame.set(s, total)
             frame.set(n, weights)
@@ -146,6 +173,8 @@ class LossProbe:
 
     def merged(self, frame: Frame) -> None:
         """Counts the steps in which no rank had a token that counts."""
+        if not self._merged:
+            return
         _, n, _, _, empty = self._parts
         values, valid = frame.get(n)
         self._empty_steps += bool(valid[0] and values[0] == 0)

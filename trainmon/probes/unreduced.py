@@ -6,7 +6,7 @@ the loss scale of their backward pass, as ``micro_end`` or ``grads_ready`` tells
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,12 +24,14 @@ _CAPACITY = 4
 
 
 class UnreducedProbe:
-    """Publishes ``grad/norm_local/<p>``, ``grad/norm_device``, ``grad/norm_micro/<p>``, ``grad/norm_increment/<p>``; rows
-    of micro-batches are named ``<parameter>@<micro-batch>``.
+    """Publishes ``grad/norm_local/<p>``, ``grad/norm_device``, ``grad/norm_device_selected``, ``grad/norm_micro/<p>``,
+    ``grad/norm_increment/<p>``; rows of micro-batches are named ``<parameter>@<micro-batch>``.
 
     Args:
         selected: whether a parameter of this name has rows; ``device`` is of all parameters.
         local, device, micro, increment: what is published.
+        some: not all parameters are selected: ``device`` gives the norm of those that are, too.
+        rare: looked at less often than others of the section: ``device`` is left out, not null, in other steps.
         says_unseen: whether to say that a host shows no such gradients; one of two probes does.
     """
 
@@ -43,12 +45,15 @@ class UnreducedProbe:
         device: bool = False,
         micro: bool = False,
         increment: bool = False,
+        some: bool = False,
+        rare: bool = False,
         says_unseen: bool = True,
     ) -> None:
         self.title = "gradients of micro-batches" if micro or increment else "gradients before reduction"
         self.stale = False
         self._selected = selected
         self._local, self._device, self._micro, self._increment = local, device, micro, increment
+        self._some, self._rare = device and some, rare
         self._row_of: dict[str, int | None] = {}  # None: not selected
         self._names: list[str] = []
         self._capacity = _CAPACITY
@@ -106,8 +111,14 @@ class UnreducedProbe:
                     optional=True,
                 )
         if self._device:
-            self._tables["device"] = registry.part("grad.norm_device", "local")
-            registry.add("grad/norm_device", (self._tables["device"],), identity, probe=self.name)
+            self._add_scalar(registry, "device")
+        if self._some:
+            self._add_scalar(registry, "device_selected")
+
+    def _add_scalar(self, registry: Registry, what: str) -> None:
+        part = self._tables[what] = registry.part(f"grad.norm_{what}", "local")
+        name = f"grad/norm_{what}"
+        registry.add(name, (part,), identity, probe=self.name, optional=self._rare)
 
     # -- a step -----------------------------------------------------------------------------------------------------
 
@@ -190,7 +201,10 @@ class UnreducedProbe:
             growth.append(value - last.get(name, 0.0))
             last[name] = value
         if keys and self._device:
-            frame.set(self._tables["device"], float(np.sqrt(np.sum(np.square(list(last.values()))))))
+            frame.set(self._tables["device"], _root(last.values()))
+        if keys and self._some:
+            chosen = [value for name, value in last.items() if self._row_of.get(name) is not None]
+            frame.set(self._tables["device_selected"], _root(chosen))
         if self._local:
             names = [name for name in last if self._has_row(name)]
             rows = np.array([self._row_of[name] for name in names], np.int64)
@@ -225,3 +239,8 @@ class UnreducedProbe:
                 "is called; norms of unreduced gradients are null",
                 step=step,
             )
+
+
+def _root(norms: Iterable[float]) -> float:
+    """Of the sum of their squares."""
+    return float(np.sqrt(np.sum(np.square(list(norms)))))

@@ -7,20 +7,25 @@ terminal that goes away takes only the terminal's part with it; ``log.txt`` goes
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container, Sequence
 from typing import Any, Literal, TextIO, cast
 
 from trainmon.frame import Snapshot
 from trainmon.sinks.base import (
     Cadence,
+    Matches,
     Message,
     RecordFile,
     RunInfo,
+    column,
     literal,
     long_time,
+    ordered,
     percent,
+    quantiles,
     scientific,
     short_number,
     short_time,
@@ -43,12 +48,17 @@ _FIELDS: tuple[tuple[str, str, int, Callable[[float], str], str], ...] = (
     ("perf/monitor_overhead", "monitor ", 5, percent, ""),
     ("time/eta", "ETA ", 5, long_time, ""),
 )
+#: Values of a table that are shown one by one.
+_FEW = 8
 _LEVELS = {"info": "", "warning": "WARNING: ", "error": "ERROR: "}
 _STYLES = {"info": "", "warning": "yellow", "error": "bold red"}
 
 
-def format_step(snapshot: Snapshot, total_steps: int | None = None) -> str:
-    """The line of one step. Series that the snapshot lacks are left out, null is ``-``."""
+def format_step(
+    snapshot: Snapshot, total_steps: int | None = None, further: Container[str] = frozenset()
+) -> str:
+    """The line of one step. Series that the snapshot lacks are left out, null is ``-``; ``further``: names of series that
+    are shown after the usual ones."""
     total = snapshot.total_steps or total_steps
     where = f"{snapshot.step:>{len(str(total))}}/{total}" if total else f"{snapshot.step:>6}"
     parts = [f"step {where}"]
@@ -57,12 +67,33 @@ def format_step(snapshot: Snapshot, total_steps: int | None = None) -> str:
             value = snapshot.scalars[name]
             shown = "-" if value is None else number(value)
             parts.append(f"{label}{shown:>{width}}{unit}")
+    parts += _further(snapshot, further)
     bad = snapshot.scalars.get("grad/nonfinite")
     if bad:
         parts.append(f"!! {whole_number(bad)} NON-FINITE GRADIENT VALUES")
     if snapshot.scalars.get("optim/overflow"):
         parts.append("!! OVERFLOW")
     return "  ".join(parts).rstrip()
+
+
+def _further(snapshot: Snapshot, names: Container[str]) -> list[str]:
+    usual = {name for name, *_ in _FIELDS}
+    parts = []
+    for name, value in snapshot.scalars.items():
+        if name in names and name not in usual:
+            parts.append(f"{literal(name)} {'-' if value is None else significant(value)}")
+    for table in snapshot.tables:
+        series, order = column(table), ordered(table)
+        if series not in names:
+            continue
+        if len(order) <= _FEW:
+            shown = " ".join(significant(float(table.values[row])) for row in sorted(order)) or "-"
+        else:
+            middle, largest = quantiles(order)["p50"], order[-1]
+            shown = f"{significant(float(table.values[middle]))}, at most {significant(float(table.values[largest]))}"
+            shown += f" ({table.subjects[largest]})"
+        parts.append(literal(f"{series} {shown}"))
+    return parts
 
 
 def format_message(message: Message) -> str:
@@ -77,6 +108,7 @@ class LogSink:
         every: a line at the first step and at every multiple of this; messages and the bar don't wait.
         progress: the bar: ``auto`` on the terminal of rank 0, True on the terminal of any rank, False never.
         file: whether to write ``log.txt``.
+        series: names of further series on the line; of one with more values than a few the median and the largest.
         stream: where the console's part goes; None is ``sys.stderr`` at the time of opening.
     """
 
@@ -88,6 +120,7 @@ class LogSink:
         every: int = 1,
         progress: Literal["auto"] | bool = "auto",
         file: bool = True,
+        series: Sequence[re.Pattern[str]] = (),
         stream: TextIO | None = None,
     ) -> None:
         if progress not in ("auto", True, False):
@@ -95,6 +128,7 @@ class LogSink:
         self._cadence = Cadence(every)
         self._progress = progress
         self._with_file = file
+        self._further = Matches(series)
         self._stream = stream
         self._file: RecordFile | None = None
         self._console: _Plain | _Bar | None = None
@@ -129,7 +163,7 @@ class LogSink:
         line = None
         style = ""
         if self._cadence.due(snapshot.step):
-            line = format_step(snapshot, self._total)
+            line = format_step(snapshot, self._total, self._further)
             style = _STYLES["error"] if "!!" in line else ""
         self._to_console(line, style, snapshot)
         if line is not None:

@@ -14,8 +14,10 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import re
 import socket
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +26,12 @@ import numpy as np
 from trainmon.frame import Snapshot, Table
 from trainmon.sinks.base import (
     Cadence,
+    Matches,
     Message,
     RecordFile,
     RunInfo,
     at_least,
+    column,
     ordered,
     quantiles,
     table_tag,
@@ -111,6 +115,7 @@ class TensorBoardSink:
     Args:
         every: shows the first step and every multiple of this.
         worst: number of tensors with the largest values (NaN counts as largest) that a table shows.
+        exclude: series to leave out, by name.
 
     Raises:
         ImportError: the package ``tensorboard`` is not installed.
@@ -119,12 +124,13 @@ class TensorBoardSink:
 
     name = "tensorboard"
 
-    def __init__(self, *, every: int = 1, worst: int = 5) -> None:
+    def __init__(self, *, every: int = 1, worst: int = 5, exclude: Sequence[re.Pattern[str]] = ()) -> None:
         at_least("worst", worst, 0)
         if importlib.util.find_spec("tensorboard") is None:
             raise ImportError(_MISSING)
         self._cadence = Cadence(every)
         self._worst = worst
+        self._excluded = Matches(exclude)
         self._style = "slash"
         self._file: EventFile | None = None
         self._named: dict[str, tuple[str, ...]] = {}
@@ -152,11 +158,12 @@ class TensorBoardSink:
         values = [
             self._file.number(tag(name, self._style), value)
             for name, value in snapshot.scalars.items()
-            if value is not None
+            if value is not None and name not in self._excluded
         ]
         named = dict(self._named)
         for table in snapshot.tables:
-            values += self._condense(self._file, table, named)
+            if column(table) not in self._excluded:
+                values += self._condense(self._file, table, named)
         if values:
             self._file.write_summary(snapshot.step, snapshot.wall_time, values)
             self._named = named

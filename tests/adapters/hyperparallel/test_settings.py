@@ -17,11 +17,8 @@ from tests.adapters.hyperparallel.runs import (  # noqa: E402
     config,
     inner_of,
     life_of,
-    said,
     settings_of,
     spoil,
-    steps_of,
-    tables_of,
     train,
 )
 from tests.hosts.hyperparallel.config_lm import MonitorConfig  # noqa: E402
@@ -59,37 +56,6 @@ def test_sections_that_make_no_sense_are_said() -> None:
     assert "target" not in found.config.get("gradients", {}) and "sinks" not in found.config
 
 
-@pytest.mark.parametrize("name", ["g1", "g2"])
-def test_the_training_state_monitor(tmp_path: Path, name: str) -> None:
-    def monitored(configuration: Any) -> None:
-        configuration.train.monitor = MonitorConfig(
-            monitor_on=True,
-            dump_path=str(tmp_path / "dump"),
-            step_interval=2,
-            target=["moe", "head"],
-            invert=True,
-            local_loss_format=["log"],
-            local_norm_format=["tensorboard"],
-            device_local_norm_format=["log", "tensorboard"],
-        )
-
-    trainer = build(name, settings_of(name, max_steps=6, epochs=3), tmp_path, monitored)
-    trainmon.attach_hyperparallel(trainer, run_name="r")
-    train(trainer)
-    records = steps_of(tmp_path / "dump")
-    seen = [record["step"] for record in records if record.get("loss/global") is not None]
-    assert seen == [1, 2, 4, 6]
-    assert records[0]["grad/norm_device"] > 0
-    rows = tables_of(tmp_path / "dump")
-    looked_at = {name for series, _, name in rows if series == "grad/norm_local"}
-    assert looked_at == {"embed.weight", "up.weight", "up.bias", "down.weight", "down.bias"}
-    assert ("loss/micro", "1", "1") in rows and ("loss/micro", "3", "1") not in rows
-    if importlib.util.find_spec("tensorboard") is not None:
-        assert list((tmp_path / "dump/r").rglob("events.out.tfevents*"))
-    (told,) = said(tmp_path / "dump", "host_settings")
-    assert "train.monitor" in told["text"]
-
-
 def test_what_the_user_says_beats_the_host(tmp_path: Path) -> None:
     def checked(configuration: Any) -> None:
         configuration.train.debug.check_nan_inf = True
@@ -99,7 +65,7 @@ def test_what_the_user_says_beats_the_host(tmp_path: Path) -> None:
     keys = config(tmp_path, loss={"every": 1}, health={"gate": "late"})
     resolved = trainmon.attach_hyperparallel(trainer, keys).monitor.config
     assert resolved.output_dir == str(tmp_path) and resolved.loss is not None and resolved.loss.every == 1
-    assert resolved.gradients is not None and resolved.gradients.every == 3
+    assert resolved.gradients is not None and resolved.gradients.own_every == 3
     assert resolved.sinks.log is None  # a list of sinks is all of them
     assert resolved.health is not None and resolved.health.gate == "late" and len(resolved.health.rules) == 1
 

@@ -7,6 +7,7 @@ configuration keeps them, and some only warn that they do nothing.
 from __future__ import annotations
 
 import importlib.util
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,6 +18,17 @@ from trainmon.adapters.hyperparallel.reading import read
 __all__ = ["HostSettings", "settings_of"]
 
 _ROOTS = (("args", "train"), ("args",), ("config",))
+#: What the host's monitor shows: the key with its formats, what publishes it here, the series.
+_QUANTITIES = (
+    ("local_loss_format", ("loss", "micro"), ("loss/micro",)),
+    ("device_local_loss_format", ("loss", "device"), ("loss/device",)),
+    ("local_norm_format", ("gradients", "local"), ("grad/norm_local",)),
+    (
+        "device_local_norm_format",
+        ("gradients", "device"),
+        ("grad/norm_device", "grad/norm_device_selected"),
+    ),
+)
 
 
 @dataclass(slots=True)
@@ -27,12 +39,16 @@ class HostSettings:
         config: top-level configuration keys.
         taken: which of the host's keys it comes from.
         problems: what could not be followed, and why.
+        event_files: who asks for event files, and every how many steps.
+        hidden: patterns of series that are to stay out of them.
         deterministic: whether computation is to be deterministic; "warn": as far as it goes.
     """
 
     config: dict[str, Any] = field(default_factory=dict)
     taken: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    event_files: dict[str, int] = field(default_factory=dict)
+    hidden: list[str] = field(default_factory=list)
     deterministic: bool | str = False
 
     def put(self, source: str, *path: str, value: Any) -> None:
@@ -53,6 +69,7 @@ def settings_of(trainer: Any) -> HostSettings:
             follow(trainer, found)
         except Exception as error:  # a section of any shape
             found.problems.append(f"{follow.__name__[1:]}: {type(error).__name__}: {error}")
+    _event_files(found)
     return found
 
 
@@ -82,7 +99,8 @@ def _monitor(trainer: Any, found: HostSettings) -> None:
     every = _steps(_get(section, "step_interval"))
     if every is not None:
         for part in ("loss", "gradients"):
-            found.put(name, part, "every", value=every)
+            found.put(name, part, "own_every", value=every)
+        found.put(name, "comparison", "every", value=every)  # the ranks' own values side by side
     target = _get(section, "target")
     targets = [target] if isinstance(target, str) else list(target or ())
     for pattern in targets:
@@ -95,41 +113,58 @@ def _monitor(trainer: Any, found: HostSettings) -> None:
     if targets:
         found.put(name, "gradients", "target", value=targets)
         found.put(name, "gradients", "invert", value=bool(_get(section, "invert")))
-    formats: set[str] = set()
-    for key, path in (
-        ("local_loss_format", ("loss", "micro")),
-        ("device_local_loss_format", None),  # loss/device is there with several ranks
-        ("local_norm_format", ("gradients", "local")),
-        ("device_local_norm_format", ("gradients", "device")),
-    ):
-        wanted = _get(section, key)
-        if wanted:
-            formats.update([wanted] if isinstance(wanted, str) else wanted)
-            if path is not None:
-                found.put(name, *path, value=True)
+    _formats(section, found, every or 1)
     if _get(section, "dump_path"):
         found.put(name, "output_dir", value=str(_get(section, "dump_path")))
-    if "tensorboard" in formats:
-        _event_files(name, found, {} if every is None else {"every": every})
+
+
+def _formats(section: Any, found: HostSettings, every: int) -> None:
+    """Where each quantity is shown: on the line of the log, in TensorBoard, in both or in neither."""
+    name = "train.monitor"
+    shown: list[str] = []
+    for key, path, series in _QUANTITIES:
+        wanted = _get(section, key) or ()
+        formats = {wanted} if isinstance(wanted, str) else set(wanted)
+        for unknown in sorted(formats - {"log", "tensorboard"}, key=str):
+            found.problems.append(f"{name}.{key}: {unknown!r} is neither log nor tensorboard")
+        pattern = f"^({'|'.join(series)})$"
+        if formats & {"log", "tensorboard"}:
+            found.put(name, *path, value=True)
+        if "log" in formats:
+            shown.append(pattern)
+        if "tensorboard" in formats:
+            found.event_files[name] = every
+        else:
+            found.hidden.append(pattern)
+    if shown:
+        found.put(name, "sinks", "log", "series", value=shown)
 
 
 def _tensorboard(trainer: Any, found: HostSettings) -> None:
     section = _section(trainer, "tensorboard")
     if _get(section, "enabled"):
-        every = _steps(_get(section, "log_steps"))
-        _event_files("tensorboard", found, {} if every is None else {"every": every})
+        found.event_files["tensorboard"] = _steps(_get(section, "log_steps")) or 1
         directory = _get(section, "output_dir") or _get(section, "log_dir")
         if directory:
             found.put("tensorboard", "output_dir", value=str(directory))
 
 
-def _event_files(source: str, found: HostSettings, sink: dict[str, Any]) -> None:
-    if importlib.util.find_spec("tensorboard") is None:
-        found.problems.append(
-            f"{source}: no event files without the package tensorboard (trainmon[tensorboard])"
-        )
-    else:
-        found.put(source, "sinks", "tensorboard", value=sink)
+def _event_files(found: HostSettings) -> None:
+    """One set of files for all who ask for some, as often as the one that wants it oftenest."""
+    there = importlib.util.find_spec("tensorboard") is not None
+    for source in found.event_files:
+        if there:
+            sink: dict[str, Any] = {"every": math.gcd(*found.event_files.values())}
+            found.put(
+                source,
+                "sinks",
+                "tensorboard",
+                value=sink | ({"exclude": found.hidden} if found.hidden else {}),
+            )
+        else:
+            found.problems.append(
+                f"{source}: no event files without the package tensorboard (trainmon[tensorboard])"
+            )
 
 
 def _wandb(trainer: Any, found: HostSettings) -> None:
@@ -148,10 +183,13 @@ def _wandb(trainer: Any, found: HostSettings) -> None:
     found.put("wandb", "sinks", "bridge", value=sink)
 
 
-def _logging(trainer: Any, found: HostSettings) -> None:
+def _log_steps(trainer: Any) -> int | None:
     every = _steps(_get(_section(trainer, "logging"), "log_steps"))
-    if every is None:
-        every = _steps(read(trainer, "config", "training", "logging_steps"))
+    return _steps(read(trainer, "config", "training", "logging_steps")) if every is None else every
+
+
+def _logging(trainer: Any, found: HostSettings) -> None:
+    every = _log_steps(trainer)
     if every is not None:
         found.put("logging", "sinks", "log", "every", value=every)
 

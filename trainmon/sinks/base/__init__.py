@@ -1,6 +1,6 @@
 """What all sinks share: their contract, whole-record files, and how names, numbers and values are spelled."""
 
-from trainmon.sinks.base.contract import Cadence, Message, RunInfo, Sink, at_least, literal
+from trainmon.sinks.base.contract import Cadence, Matches, Message, RunInfo, Sink, at_least, literal
 from trainmon.sinks.base.files import RecordFile, Unwritten, publish
 from trainmon.sinks.base.spread import QUANTILES, ordered, quantiles
 from trainmon.sinks.base.tables import (
@@ -28,6 +28,7 @@ __all__ = [
     "QUANTILES",
     "TAG_STYLES",
     "Cadence",
+    "Matches",
     "Message",
     "RecordFile",
     "RunInfo",

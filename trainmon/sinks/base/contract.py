@@ -6,14 +6,15 @@ counted, switched off after three failures in a row, and said once; it never rea
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from trainmon.frame import Snapshot
 
-__all__ = ["Cadence", "Message", "RunInfo", "Sink", "at_least", "literal"]
+__all__ = ["Cadence", "Matches", "Message", "RunInfo", "Sink", "at_least", "literal"]
 
 
 #: Control characters, which a terminal would obey rather than show.
@@ -53,6 +54,21 @@ class Cadence:
         if self._first is None:
             self._first = step
         return step == self._first or step % self.every == 0
+
+
+class Matches:
+    """The names in which one of some regular expressions is found; each name is searched once."""
+
+    def __init__(self, patterns: Sequence[re.Pattern[str]]) -> None:
+        self._patterns = tuple(patterns)
+        self._known: dict[str, bool] = {}
+
+    def __contains__(self, name: object) -> bool:
+        if not self._patterns or not isinstance(name, str):
+            return False
+        if name not in self._known:
+            self._known[name] = any(pattern.search(name) for pattern in self._patterns)
+        return self._known[name]
 
 
 @dataclass(frozen=True, slots=True)
