@@ -60,7 +60,7 @@ class ModelCallback(Watched, Callback):  # type: ignore[misc]
     def __init__(
         self, make: Callable[[], TrainMonitor], resumed_step: int | None = None, clips: bool | None = None
     ) -> None:
-        super().__init__()
+        Callback.__init__(self)  # and of no other kind that a host may want this to be
         self._make = make
         self.monitor = make()
         self._check()

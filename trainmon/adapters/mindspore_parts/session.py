@@ -6,7 +6,7 @@ Between two looks of the host lies a step; in dataset sink mode as many as run o
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import mindspore
@@ -68,6 +68,8 @@ class Session:
         over: whether it has ended.
     """
 
+    optimizer_view = OptimizerView
+
     def __init__(
         self,
         monitor: TrainMonitor,
@@ -83,12 +85,12 @@ class Session:
         self._addressable = mindspore.get_context("device_target") == "CPU"
         group = _all_ranks()
         apart = params.get("parallel_mode") not in (None, "stand_alone", "data_parallel")
-        layout = Layout() if group is None else Layout(group.rank, group.size)
+        layout = self._layout(group)
         network = params.get("network") or cell
         self._parameters = ParameterList(
             network, self._optimizer, self._addressable, layout.rank if apart else None
         )
-        self._view = OptimizerView(self._optimizer, self._parameters, self._addressable)
+        self._view = self.optimizer_view(self._optimizer, self._parameters, self._addressable)
         construct = type(cell).construct
         self._compiles = is_graph() or hasattr(construct, "__wrapped__")
         plain = any(construct is one.construct for one in _PLAIN_CELLS)
@@ -96,7 +98,7 @@ class Session:
         self._compiled: CompiledGradients | None = None
         self._handles: list[Any] = []
         self._last = int(params.get("cur_step_num") or 0)
-        self._base = _resumed(params, resumed_step) - self._last
+        self._base = self._resumed(resumed_step) - self._last
         self._done = self.step = self._base + self._last
         self._running = False
         self._mark: float | None = None
@@ -119,8 +121,9 @@ class Session:
             total_steps=total,
             host=self.host,
             actions=ACTIONS,
-            host_config={"mode": "GRAPH" if is_graph() else "PYNATIVE"},
+            host_config=self._host_config(),
             reproduction=reproduction(),
+            observed=self.observe(),
         )
         self.monitor.begin(begin, MindSporeBackend(), group, host=self)
         self.install(self._done)
@@ -131,6 +134,21 @@ class Session:
                 "weights and moments are in a device's memory: reading them would copy them whole, so their norms are "
                 "null; gradients are seen as sums that hooks leave on the device",
             )
+
+    def _layout(self, group: Group | None) -> Layout:
+        return Layout() if group is None else Layout(group.rank, group.size)
+
+    def _host_config(self) -> dict[str, Any]:
+        return {"mode": "GRAPH" if is_graph() else "PYNATIVE"}
+
+    def _resumed(self, told: int | None) -> int:
+        """Steps of earlier lives: as the user says, as a resuming host says, or by the epoch that it begins with."""
+        if told is not None:
+            return told
+        initial = self._params.get("initial_step")
+        if isinstance(initial, int):
+            return initial
+        return (int(self._params.get("cur_epoch_num") or 1) - 1) * int(self._params.get("batch_num") or 0)
 
     # -- what the engine asks ---------------------------------------------------------------------------------------
 
@@ -147,7 +165,7 @@ class Session:
                 "hooks in a compiled step see gradients before they are reduced over ranks: norms of gradients are null "
                 "but for the global norm that a step cell returns",
             )
-        elif gradients and self._by_sums and self._compiled is None:
+        elif gradients and self._by_sums and self._compiled is None and self._needs_hooks():
             if self._mark is not None:
                 text = "gradients were switched on after the step was compiled: they are seen in the next run only"
                 self._tell_once("warning", "compiled_already", text)
@@ -165,6 +183,10 @@ class Session:
                 optimizer.register_forward_hook(self._after_update),
             ]
 
+    def _needs_hooks(self) -> bool:
+        """Whether nobody else sums up the gradients of a compiled step."""
+        return True
+
     def _wants_gradients(self) -> bool:
         """Whether anybody looks at them: rates, which gradients bring elsewhere, come with the step's end."""
         return self.monitor.config.gradients is not None and self.monitor.listens(GradsReady)
@@ -174,6 +196,11 @@ class Session:
         """Whether gradients can be seen only from within the backward pass, or only where they are."""
         return self._compiles or not self._addressable or self._optimizer is None
 
+    @property
+    def _sinks(self) -> bool:
+        """Whether the device runs several steps before the host looks again."""
+        return bool(self._params.get("dataset_sink_mode"))
+
     # -- the step ---------------------------------------------------------------------------------------------------
 
     def step_begin(self) -> None:
@@ -181,7 +208,7 @@ class Session:
         if self.over:
             return
         now = int(self._params.cur_step_num)
-        several = now - self._last > 1
+        several = self._sinks and now - self._last > 1
         self.step, self._running = self._base + now, True
         self._began = time.perf_counter() if self._mark is None else self._mark
         if several:
@@ -222,11 +249,15 @@ class Session:
             self.monitor.handle(OptimizerEnd(time.perf_counter()))
 
     def _show(self, view: Callable[[], TensorView], phase: Phase, scale: float | None) -> None:
-        rates = self._rates or None
+        rates, limit = self._rates or None, self._clip_limit()
         self.monitor.offer(
             GradsReady,
-            lambda: GradsReady(self.step, view(), phase, learning_rates=rates, loss_scale=scale),
+            lambda: GradsReady(self.step, view(), phase, limit, learning_rates=rates, loss_scale=scale),
         )
+
+    def _clip_limit(self) -> float | None:
+        """The norm to which the step cell clips, where it is known."""
+        return None
 
     def _fixed_scale(self) -> float | None:
         """What an optimizer takes off itself."""
@@ -258,17 +289,21 @@ class Session:
         if not self._running or self.over:
             return Decision()
         now, end = int(self._params.cur_step_num), time.perf_counter()
-        several, self._last = max(now - self._last, 1), now
+        # A step that failed has no end, and one that is done again comes after a later one.
+        several, self._last = max(now - self._last, 1) if self._sinks else 1, now
         if several > 1:
             self._arm(end - (end - self._began) / several)
             self.monitor.guard(self._look_back)
         self._running, self._done, self._mark = False, self.step, end
-        if self._compiled is not None and (self._by_sums and self.monitor.wants(GradsReady)):
-            self._show(self._sums, "reduced", self._backward_scale())
+        self._show_sums()
         self.monitor.offer(StepEnd, lambda: self._facts(end))
         self._judge(self.monitor.decide())
         decision, self._decision = self._decision, Decision()
         return decision
+
+    def _show_sums(self) -> None:
+        if self._compiled is not None and (self._by_sums and self.monitor.wants(GradsReady)):
+            self._show(self._sums, "reduced", self._backward_scale())
 
     def _look_back(self) -> None:
         """The rate of the update that was the last; what scaled it can't be told any more."""
@@ -367,13 +402,3 @@ def _all_ranks() -> Group | None:
         return None
     group = MindSporeGroup()
     return group if group.size > 1 else None
-
-
-def _resumed(params: Mapping[str, Any], told: int | None) -> int:
-    """Steps of earlier lives: as the user says, as a resuming host says, or by the epoch that training begins with."""
-    if told is not None:
-        return told
-    initial = params.get("initial_step")
-    if isinstance(initial, int):
-        return initial
-    return (int(params.get("cur_epoch_num") or 1) - 1) * int(params.get("batch_num") or 0)

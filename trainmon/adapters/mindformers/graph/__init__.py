@@ -1,0 +1,1 @@
+"""MindFormers' GRAPH trainer: a callback of MindSpore that knows the trainer and what its step returns."""

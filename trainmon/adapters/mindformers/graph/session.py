@@ -1,0 +1,280 @@
+"""One run of the GRAPH trainer: what its step returns and leaves behind, as events.
+
+Over a run of ``Model.train`` it knows the trainer's divisions of the loss, the squares of gradients that a step may
+return, dumped files, separate losses, and what the model keeps of attention and experts.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mindspore
+
+from trainmon.adapters.mindformers.graph.dumps import Dumped, DumpReader
+from trainmon.adapters.mindformers.graph.early import EarlyLook
+from trainmon.adapters.mindformers.graph.facts import Facts
+from trainmon.adapters.mindformers.graph.host_config import HostConfig
+from trainmon.adapters.mindformers.graph.inside import Inside
+from trainmon.adapters.mindformers.graph.losses import SeparateLosses
+from trainmon.adapters.mindformers.graph.norms import returned_sums, sums_of_norms
+from trainmon.adapters.mindformers.graph.settings import HostSettings
+from trainmon.adapters.mindspore_parts.outputs import number
+from trainmon.adapters.mindspore_parts.parameters import OptimizerView
+from trainmon.adapters.mindspore_parts.session import Session
+from trainmon.backend.mindspore import CompiledSums
+from trainmon.dist import Group
+from trainmon.events import (
+    AttentionSeen,
+    Decision,
+    ExpertsSeen,
+    GradientAccumulated,
+    GradsReady,
+    Layout,
+    Observed,
+    StepEnd,
+    TensorView,
+)
+from trainmon.monitor import TrainMonitor
+
+__all__ = ["GraphSession"]
+
+_RATES = ("current_default_lr", "current_grouped_lr")
+
+
+class _Optimizer(OptimizerView):
+    """Its rate comes with what a step returns: a schedule that is asked here would be compiled for it."""
+
+    def rates(self, ago: int = 0) -> dict[str, float]:
+        return {}
+
+
+class GraphSession(Session):
+    """A run that is watched.
+
+    Args:
+        host: the trainer's configuration, as it is when training begins.
+        settings: what of it is followed.
+        own: our callback, which has its place among the host's.
+        replaces: whether it stands where the host's own monitor would.
+    """
+
+    optimizer_view = _Optimizer
+
+    def __init__(
+        self,
+        monitor: TrainMonitor,
+        params: Any,
+        resumed_step: int | None,
+        clips: bool | None,
+        host: HostConfig,
+        settings: HostSettings,
+        own: Any,
+        replaces: bool = False,
+    ) -> None:
+        self.facts, self.settings = Facts.of(host), settings
+        self._sequence = host.number("model.model_config.seq_length", 0)
+        cell = params.train_network
+        kinds = {kind.__name__ for kind in type(cell).__mro__}
+        self._pipeline_cell = "MFPipelineWithLossScaleCell" in kinds
+        self._returns_squares = bool(getattr(cell, "local_norm", False)) and not self._pipeline_cell
+        self._initial: Any = params.get("initial_step")
+        self._squares: list[CompiledSums | None] | None = None
+        self._dumped: Dumped | None = None
+        self.local_losses: dict[int, Mapping[str, list[float]]] = {}
+        self._loss_parts: dict[str, float] = {}
+        shape = host.number("parallel_config.expert_parallel", 1)
+        experts = host.number("moe_config.expert_num", host.number("model.model_config.num_experts", 0))
+        heads = _rank() % self.facts.tensor_parallel
+        self.inside = Inside(params.get("network") or cell, heads, experts // shape)
+        undefined = ("aux",) if host.get("model.model_config.moe_aux_loss_coeff") == 0 else ()
+        self._separate = SeparateLosses(self.facts.divisor, undefined, resets=replaces)
+        dumps = settings.dump_path or mindspore.get_auto_parallel_context("dump_local_norm_path")
+        self._dumps = DumpReader(Path(dumps) / f"rank_{_rank()}", take=replaces) if dumps else None
+        super().__init__(monitor, params, resumed_step, clips, "mindformers")
+        self._early = EarlyLook(params.get("list_callback") or (), own, self._look_early)
+        if self._pipeline_cell and getattr(cell, "local_norm", False):
+            self._tell_once(
+                "info",
+                "pipeline_squares",
+                "the pipeline's training cell returns norms of placeholders, not of gradients: they are left out",
+            )
+        if (
+            mindspore.get_context("mode") == mindspore.GRAPH_MODE
+            and self.monitor.config.attention is not None
+        ):
+            self._tell_once(
+                "info",
+                "attention_sums",
+                "a compiled attention layer shows its largest logits at most: how much softmax spreads them "
+                "(attention/mean_sum) is null",
+            )
+
+    def _layout(self, group: Group | None) -> Layout:
+        rank, world = (_rank(), _world()) if group is None else (group.rank, group.size)
+        stage = rank // max(world // self.facts.stages, 1)
+        return Layout(rank, world, counts_tokens=self.facts.has_loss(rank, world), stage=stage)
+
+    def _host_config(self) -> dict[str, Any]:
+        found = super()._host_config()
+        return {**found, "followed": list(self.settings.taken), "loss_divisor": self.facts.divisor}
+
+    def _resumed(self, told: int | None) -> int:
+        if told is not None or isinstance(self._params.get("initial_step"), int):
+            return super()._resumed(told)
+        batches = int(self._params.get("batch_num") or 0)
+        return self.facts.steps_before(batches, self._sinks) or super()._resumed(None)
+
+    @property
+    def world(self) -> int:
+        """How many ranks there are."""
+        return _world()
+
+    def observe(self) -> Observed:
+        return Observed(attention=self.inside.attention(), experts=self.inside.experts())
+
+    def _needs_hooks(self) -> bool:
+        return not self._returns_squares
+
+    def _clip_limit(self) -> float | None:
+        return self.facts.clip_limit
+
+    # -- the step ---------------------------------------------------------------------------------------------------
+
+    def step_begin(self) -> None:
+        initial = self._params.get("initial_step")
+        if initial != self._initial and isinstance(initial, int):  # the host has gone back to another step
+            self._initial, self._base = initial, initial
+        if not self.over:
+            self._early.begin()
+        super().step_begin()
+
+    def _look_up(self) -> None:
+        """The rate comes with what the step returns."""
+        self._rates = {}
+        scale = getattr(self._cell, "scale_sense", None)
+        self._scale = number(scale) if scale is not None else None
+
+    def _look_back(self) -> None:
+        self._rates, self._scale = {}, None
+
+    def step_end(self) -> Decision:
+        self._early.now()
+        decision = super().step_end()
+        self.monitor.guard(self._after)
+        return decision
+
+    def _look_early(self) -> None:
+        if self.over or not self._running:
+            return
+        self.monitor.guard(self._read_left)
+        for kind, show, part in (
+            (AttentionSeen, self.inside.show_attention, "attention"),
+            (ExpertsSeen, self.inside.show_experts, "moe"),
+        ):
+            if self.monitor.wants(kind):
+                selection = self.monitor.config.selection(part)
+                self.monitor.guard(lambda s=show, n=selection: s(self.monitor, n.__contains__))  # type: ignore[misc]
+
+    def _read_left(self) -> None:
+        """What the step has left in parameters and files."""
+        self._loss_parts = self._separate.read()
+        dumped = [] if self._dumps is None else self._dumps.steps()
+        self._dumped = dumped[-1] if dumped else None
+        if self._dumped is not None and self._dumped.local_losses:
+            self.local_losses[self.step] = self._dumped.local_losses
+            means = {f"local_{part}": sum(v) / len(v) for part, v in self._dumped.local_losses.items()}
+            self._loss_parts.update(means)
+
+    def _after(self) -> None:
+        self._separate.after()
+        self.inside.after()
+
+    def _show_sums(self) -> None:
+        self._squares = None
+        outputs = self._params.get("net_outputs")
+        if self._returns_squares:
+            self._squares = returned_sums(outputs, self._parameters.order)
+        wants_local = self.monitor.wants(GradientAccumulated)
+        if self._squares is None:
+            if self._world == 1 or self._compiled is not None:
+                super()._show_sums()
+            if wants_local:
+                self._show_local(self._local_sums())
+            return
+        if self._by_sums and self._world == 1 and self.monitor.wants(GradsReady):
+            self._show(lambda: self._view_of(self._squares or []), "reduced", None)
+        if wants_local:
+            self._show_local(self._squares)
+
+    def _local_sums(self) -> list[CompiledSums | None]:
+        """Where a step returns no squares: those of files, else those of hooks without the loss scale."""
+        if self._dumped is not None and self._dumped.local_norms:
+            return sums_of_norms(self._dumped.local_norms, self._parameters.names)
+        if self._compiled is None:
+            return []
+        scale = self._backward_scale() or 1.0
+        return [
+            None if one is None else replace(one, square=one.square / scale**2)
+            for one in self._compiled.read()
+        ]
+
+    def _show_local(self, sums: list[CompiledSums | None]) -> None:
+        for name, one in zip(self._parameters.names, sums, strict=False):
+            if one is not None:
+                self.monitor.handle(GradientAccumulated(0, name, one))
+
+    def _view_of(self, sums: list[CompiledSums | None]) -> TensorView:
+        pairs = [pair for pair in zip(self._parameters.names, sums, strict=True) if pair[1] is not None]
+        names = [name for name, _ in pairs]
+        return TensorView(names, [one for _, one in pairs], self._parameters.shards(names))
+
+    def _facts(self, end: float) -> StepEnd:
+        found = super()._facts(end)
+        loss = found.loss
+        if loss is not None:
+            loss = loss / self.facts.divisor if self.facts.has_loss(_rank(), _world()) else None
+        rates = self._grouped_rates() or found.learning_rates
+        return replace(
+            found,
+            loss=loss,
+            loss_parts={**found.loss_parts, **self._loss_parts},
+            learning_rates=rates,
+            tokens=found.samples * self._sequence if found.samples and self._sequence else None,
+        )
+
+    def _grouped_rates(self) -> dict[str, float]:
+        """Where parameters have rates of their own, the graph leaves them in the host's register."""
+        register = getattr(
+            sys.modules.get("mindformers.utils.parameter_register"), "parameter_register", None
+        )
+        known = {} if register is None else dict(register.items())
+        if any(name not in known for name in _RATES):
+            return {}
+        default, grouped = (known[name].asnumpy().reshape(-1).tolist() for name in _RATES)
+        return {"default": float(default[0]), **{f"group_{i}": float(rate) for i, rate in enumerate(grouped)}}
+
+    def _samples(self) -> int | None:
+        """Of a step on all ranks, as the host counts them, in equal parts."""
+        if self.facts.global_batch:
+            return self.facts.global_batch // max(self._world, 1) or None
+        return super()._samples()
+
+    def _let_go(self) -> None:
+        super()._let_go()
+        self.monitor.guard(self._early.remove)
+
+
+def _rank() -> int:
+    from mindspore.communication import GlobalComm, get_rank
+
+    return int(get_rank()) if GlobalComm.INITED else 0
+
+
+def _world() -> int:
+    from mindspore.communication import GlobalComm, get_group_size
+
+    return int(get_group_size()) if GlobalComm.INITED else 1

@@ -1,0 +1,1 @@
+from trainmon.adapters.mindformers import TrainingStateMonitor, TrainMonitor  # noqa: F401
