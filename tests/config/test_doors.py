@@ -98,13 +98,20 @@ def test_a_section_of_its_own_and_a_whole_file(write: Write) -> None:
     )
 
 
+def test_an_entry_without_keys_leaves_the_word_to_the_section(write: Callable[..., Path]) -> None:
+    text = (
+        "callbacks: [{type: TrainMonitor, auto_register: trainmon_mf.TrainMonitor}]\ntrainmon: {every: 3}\n"
+    )
+    assert load_config(write(text)) == load_config(every=3)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("callbacks:\n- type: TrainMonitor\n- type: TrainMonitor\n", ":3:3: callbacks[1]: a second entry of type "
          "TrainMonitor (the first is in line 2); keep one"),
-        ("callbacks: [{type: TrainMonitor}]\ntrainmon: {}\n", ":2:11: trainmon: the entry callbacks[0] configures the "
-         "monitor, too; keep one of them"),
+        ("callbacks: [{type: TrainMonitor, every: 2}]\ntrainmon: {}\n", ":2:11: trainmon: the entry callbacks[0] "
+         "configures the monitor, too; keep one of them"),
         ("callbacks: [{type: Other}]\n", ":1:12: callbacks: no entry of type TrainMonitor; add `- type: TrainMonitor`"),
         ("callbacks: [{type: TrainMoniter}]\n", ":1:12: callbacks: no entry of type TrainMonitor; did you mean "
          "'TrainMonitor' where 'TrainMoniter' stands?"),

@@ -55,8 +55,8 @@ def load_config(
     Args:
         source: the path of a YAML or JSON file, a mapping, a configuration, or None for the defaults. In a file
             or mapping, the entry `type: TrainMonitor` under `callbacks:` is the configuration; else what stands
-            under `trainmon:`; else the whole. It may name another file by `config:`, relative to its own. Of a
-            tuple of paths, later files are joined key by key over earlier ones.
+            under `trainmon:`, beside an entry without keys too; else the whole. It may name another file by
+            `config:`, relative to its own. Of a tuple of paths, later files are joined key by key over earlier ones.
         under: what holds where neither says otherwise: a host's own settings.
         **overrides: top-level keys; a mapping is joined key by key with the section of that name.
 
@@ -191,7 +191,7 @@ def _locate(root: Value) -> Value:
         first = entries[0].place.line
         also = f" (the first is in line {first})" if first else ""
         _stop(entries[1], f"a second entry of type {_TYPE}{also}; keep one")
-    if entries and section is not None:
+    if entries and section is not None and _has_keys(entries[0]):
         _stop(section, f"the entry {entries[0].path} configures the monitor, too; keep one of them")
     if section is not None:
         if section.data is None or section.data is True:
@@ -215,6 +215,11 @@ def entries_of(root: Value) -> list[Value]:
     if callbacks is None or not isinstance(callbacks.data, list):
         return []
     return [entry for entry in callbacks.data if _type_of(entry) == _TYPE]
+
+
+def _has_keys(entry: Value) -> bool:
+    """Whether an entry says more than that there is a monitor."""
+    return isinstance(entry.data, dict) and not set(entry.data) <= {"type", *_HOST_KEYS}
 
 
 def _type_of(entry: Value) -> object:

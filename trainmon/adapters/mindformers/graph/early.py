@@ -58,6 +58,11 @@ class EarlyLook:
         """A step begins."""
         self._due = True
 
+    @property
+    def seen(self) -> bool:
+        """Whether the step that runs has come to its end."""
+        return not self._due
+
     def now(self) -> None:
         """Looks, if nobody has in this step."""
         if self._due:

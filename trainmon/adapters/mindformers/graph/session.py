@@ -263,6 +263,13 @@ class GraphSession(Session):
             return self.facts.global_batch // max(self._world, 1) or None
         return super()._samples()
 
+    def exception(self, error: BaseException) -> None:
+        if (
+            self._running and not self.over and self._early.seen
+        ):  # of another callback, at the end of this step
+            super().step_end()
+        super().exception(error)
+
     def _let_go(self) -> None:
         super()._let_go()
         self.monitor.guard(self._early.remove)

@@ -10,8 +10,9 @@ checkpoints are saved.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from mindformers.core.callback.callback import TrainingStateMonitor as HostMonitor
 from mindformers.tools.logger import logger
@@ -51,14 +52,20 @@ class TrainingStateMonitor(GraphMonitor, HostMonitor):  # type: ignore[misc]
     """
 
     replaces = True
+    _latest: ClassVar[weakref.ref[TrainingStateMonitor] | None] = None
 
     def __init__(self, **keys: Any) -> None:
         given = {name: keys.pop(name) for name in _GIVEN if name in keys}
         section = plain(keys.pop("config")) if isinstance(keys.get("config"), Mapping) else {}
         if given.get("step_interval") is not None:
             section.setdefault("step_interval", given["step_interval"])
-        self._section = section
+        latest = TrainingStateMonitor._latest
+        if latest is not None and not (section or keys) and latest() is not None:
+            # For the check of NaN the host adds another entry of the same type, and keeps the last.
+            section, keys = latest().given  # type: ignore[union-attr]
+        self._section, self.given = section, (section, dict(keys))
         super().__init__(**keys)
+        TrainingStateMonitor._latest = weakref.ref(self)
 
     def _settings(self, host: HostConfig, keys: dict[str, Any]) -> HostSettings:
         found = settings_of(host, self._section)
@@ -69,6 +76,7 @@ class TrainingStateMonitor(GraphMonitor, HostMonitor):  # type: ignore[misc]
         return None  # its numbers go to the host's writer by the host's own tags
 
     def _open(self, params: Any) -> Session:
+        TrainingStateMonitor._latest = None
         session = super()._open(params)
         assert isinstance(session, GraphSession)
         facts = session.facts

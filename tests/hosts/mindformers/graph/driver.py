@@ -1,0 +1,100 @@
+"""One training of the example's model, in a process of its own: ``python driver.py '<options as JSON>'``.
+
+Options: ``file`` (YAML), ``steps``, ``watch`` (import the adapter, which registers its name), ``callbacks`` (names of
+those below, behind those of the YAML). Leaves ``truth.npz`` and ``ended.json``.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import mindspore
+import numpy as np
+from mindformers import MindFormerConfig
+from mindspore.train import Callback
+
+EXAMPLE = Path(__file__).resolve().parents[4] / "examples" / "mindformers_graph" / "train.py"
+
+
+class Truth(Callback):
+    """What NumPy sees of each step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: dict[str, list[Any]] = {}
+
+    def keep(self, name: str, value: Any) -> None:
+        self.kept.setdefault(name, []).append(np.array(value))
+
+    def on_train_step_end(self, run_context: Any) -> None:
+        params = run_context.original_args()
+        outputs = [one.asnumpy() if hasattr(one, "asnumpy") else one for one in params.net_outputs]
+        for name, value in zip(
+            ("loss", "overflow", "scale", "rate", "norm", "squares", "sizes"), outputs, strict=False
+        ):
+            self.keep(name, value)
+        optimizer = params.network.optimizer
+        for parameter, mean, square in zip(
+            optimizer.parameters, optimizer.exp_avg, optimizer.exp_avg_sq, strict=True
+        ):
+            self.keep(f"weight {parameter.name}", parameter.asnumpy())
+            self.keep(f"exp_avg {parameter.name}", mean.asnumpy())
+            self.keep(f"exp_avg_sq {parameter.name}", square.asnumpy())
+        self.kept["names"] = [np.array([one.name for one in optimizer.parameters])]
+
+    def on_train_end(self, run_context: Any) -> None:
+        np.savez("truth.npz", **{name: np.stack(values) for name, values in self.kept.items()})
+
+
+class Poison(Callback):
+    """A weight becomes NaN after step 3."""
+
+    def on_train_step_end(self, run_context: Any) -> None:
+        params = run_context.original_args()
+        if params.cur_step_num == 3:
+            weight = params.network.optimizer.parameters[-1]
+            values = weight.asnumpy().copy()
+            values[0] = np.nan
+            weight.set_data(mindspore.Tensor(values))
+
+
+class Raises(Callback):
+    """Ends the training in its second step."""
+
+    def on_train_step_end(self, run_context: Any) -> None:
+        if run_context.original_args().cur_step_num == 2:
+            raise ZeroDivisionError("the host's own")
+
+
+class Order(Callback):
+    """Which callbacks there are, in their order."""
+
+    def on_train_begin(self, run_context: Any) -> None:
+        names = [type(one).__name__ for one in run_context.original_args().list_callback]
+        Path("order.json").write_text(json.dumps(names))
+
+
+def main(options: dict[str, Any]) -> None:
+    spec = importlib.util.spec_from_file_location("example", EXAMPLE)
+    assert spec is not None and spec.loader is not None
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    if options.get("watch"):
+        import trainmon.adapters.mindformers  # noqa: F401
+    callbacks = [globals()[name]() for name in options.get("callbacks", ())]
+    ended: dict[str, Any] = {"error": None}
+    try:
+        sys.argv = [sys.argv[0], options["file"]]
+        trainer = example.trainer(MindFormerConfig(options["file"]), options["steps"], callbacks)
+        trainer.train()
+    except Exception as error:
+        ended["error"] = f"{type(error).__name__}: {error}"
+    Path("ended.json").write_text(json.dumps(ended))
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
