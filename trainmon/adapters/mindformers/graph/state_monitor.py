@@ -52,6 +52,7 @@ class TrainingStateMonitor(GraphMonitor, HostMonitor):  # type: ignore[misc]
     """
 
     replaces = True
+    given: tuple[dict[str, Any], dict[str, Any]]  # the host's section, and keys of ours
     _latest: ClassVar[weakref.ref[TrainingStateMonitor] | None] = None
 
     def __init__(self, **keys: Any) -> None:
@@ -59,10 +60,10 @@ class TrainingStateMonitor(GraphMonitor, HostMonitor):  # type: ignore[misc]
         section = plain(keys.pop("config")) if isinstance(keys.get("config"), Mapping) else {}
         if given.get("step_interval") is not None:
             section.setdefault("step_interval", given["step_interval"])
-        latest = TrainingStateMonitor._latest
-        if latest is not None and not (section or keys) and latest() is not None:
+        latest = None if TrainingStateMonitor._latest is None else TrainingStateMonitor._latest()
+        if latest is not None and not (section or keys):
             # For the check of NaN the host adds another entry of the same type, and keeps the last.
-            section, keys = latest().given  # type: ignore[union-attr]
+            section, keys = latest.given
         self._section, self.given = section, (section, dict(keys))
         super().__init__(**keys)
         TrainingStateMonitor._latest = weakref.ref(self)
