@@ -55,9 +55,9 @@ def test_training_is_as_if_nobody_watched(mode: str, root: Path) -> None:
         assert watched[number]["events"] == alone[number]["events"], case
         losses, free = watched[number]["losses"], alone[number]["losses"]
         if case["model"] == "two_in":  # a gradient of three parts, whose order a hook between them can change
-            assert losses == pytest.approx(free, rel=0.02 if case["dtype"].endswith("16") else 1e-5, nan_ok=True), (
-                case
-            )
+            assert losses == pytest.approx(
+                free, rel=0.02 if case["dtype"].endswith("16") else 1e-5, nan_ok=True
+            ), case
         else:
             assert repr(losses) == repr(free), case
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
+import types
+from collections.abc import Callable
 from typing import Any
 
 from trainmon.events import Layout
 from trainmon.monitor import TrainMonitor
 from trainmon.summary import Summary
 
-__all__ = ["Watched", "current_rank", "layout_from_environment", "plain_name"]
+__all__ = ["Watched", "current_rank", "layout_from_environment", "plain_name", "replace_step"]
 
 _WRAPPERS = (
     "module.",
@@ -42,15 +45,51 @@ def layout_from_environment() -> Layout:
 
 
 def current_rank() -> int:
-    """This process's rank as far as it is known by now: of torch.distributed once that is initialised, else of the
-    launcher; imports nothing."""
+    """This process's rank as far as it is known by now: of torch.distributed or mindspore.communication once that is
+    initialised, else of the launcher; imports nothing."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return int(distributed.get_rank())
+    communication = sys.modules.get("mindspore.communication")
+    if communication is not None and communication.GlobalComm.INITED:
+        return int(communication.get_rank())
     try:
-        return max(0, int(os.environ.get("RANK", "0")))
+        return max(0, int(os.environ.get("RANK") or os.environ.get("RANK_ID") or "0"))
     except ValueError:
         return 0
+
+
+def replace_step(optimizer: Any, before: Callable[[], None], after: Callable[[], None]) -> Callable[[], None]:
+    """Puts a bound method in place of an optimizer's ``step``, for those that have no hooks.
+
+    Args:
+        before, after: called around a step; ``after`` only if it did not raise.
+
+    Returns:
+        Undoes it, unless ``step`` has been replaced once more meanwhile: that one goes on through ours, whose ``before``
+        and ``after`` have to do nothing by then.
+    """
+    original, own = optimizer.step, "step" in vars(optimizer)
+
+    @functools.wraps(getattr(original, "__func__", original))
+    def step(_self: Any, *arguments: Any, **keywords: Any) -> Any:
+        before()
+        result = original(*arguments, **keywords)
+        after()
+        return result
+
+    method = types.MethodType(step, optimizer)
+    optimizer.step = method
+
+    def undo() -> None:
+        if vars(optimizer).get("step") is not method:
+            return
+        if own:
+            optimizer.step = original
+        else:
+            del optimizer.step
+
+    return undo
 
 
 class Watched:

@@ -11,12 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import mindspore
 import numpy as np
+from mindspore import ops
 
-from trainmon.backend.base import Lazy
-from trainmon.backend.host import HostBackend
+from trainmon.backend.base import STATISTICS, Floats, Lazy
+from trainmon.backend.host import HostBackend, HostRead
 
-__all__ = ["CompiledSums", "MindSporeBackend"]
+__all__ = ["CompiledSums", "MindSporeBackend", "MindSporeDevice"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,3 +81,52 @@ class MindSporeBackend(HostBackend):
 
 def _compiled(tensors: Sequence[Any]) -> bool:
     return len(tensors) > 0 and isinstance(tensors[0], CompiledSums)
+
+
+class MindSporeDevice(MindSporeBackend):
+    """Statistics of tensors in a device's memory: MindSpore's operators in float32, one packed read. Norms are scaled by
+    the largest magnitude, so that squares neither overflow nor vanish."""
+
+    name = "mindspore-device"
+    deferred = True
+
+    def statistics(self, tensors: Sequence[Any]) -> Lazy:
+        sizes = [int(one.size) for one in tensors]
+        rows = [_on_device(one) for one in tensors if one.size]
+        handles = (ops.concat(rows),) if rows else ()
+
+        def finish(*values: Floats) -> Floats:
+            table = np.full((len(sizes), len(STATISTICS)), np.nan)
+            table[:, 0] = sizes
+            table[:, 4:] = 0.0  # norm and count of what is empty
+            if values:
+                table[table[:, 0] > 0, 1:] = values[0].reshape(-1, len(STATISTICS) - 1)
+            table[table[:, 5] > 0, 1:5] = np.nan  # operators differ in what their extremes make of NaN
+            return table
+
+        return Lazy(handles, finish)
+
+    def read(self, lazies: Sequence[Lazy]) -> Any:
+        handles = [handle for lazy in lazies for handle in lazy.handles]
+        flat = ops.concat(handles).asnumpy().astype(np.float64) if handles else np.zeros(0)
+        self.reads += bool(handles)
+        results, at = [], 0
+        for lazy in lazies:
+            values = []
+            for handle in lazy.handles:
+                values.append(flat[at : at + int(handle.size)])
+                at += int(handle.size)
+            results.append(lazy.finish(*values))
+        return HostRead(results)
+
+
+def _on_device(tensor: Any) -> Any:
+    """Least, largest, mean, norm and NaN count, as :data:`STATISTICS` has them behind the size."""
+    wide = tensor.astype(mindspore.float32).reshape(-1)
+    least, most, nans = wide.min(), wide.max(), ops.isnan(wide).astype(mindspore.float32).sum()
+    magnitude = ops.maximum(most, -least)
+    scale = ops.select(
+        ops.logical_and(magnitude > 0, ops.isfinite(magnitude)), magnitude, ops.ones_like(magnitude)
+    )
+    norm = scale * ops.sqrt(ops.square(wide / scale).sum())
+    return ops.stack([least, most, wide.mean(), norm, nans])

@@ -1,11 +1,12 @@
 """What a framework shows of a training run: hooks that make rows, and rows that are read when asked for.
 
-:class:`trainmon.adapters.torch_rows.TorchRows` is PyTorch's.
+:class:`trainmon.adapters.torch_rows.TorchRows` is PyTorch's, :class:`trainmon.adapters.mindspore_rows.MindSporeRows`
+MindSpore's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from trainmon.backend import Backend
@@ -41,13 +42,27 @@ class Hooks(Protocol):
 
 
 class StepHooks(Protocol):
+    """Attributes:
+    counts: whether each step of the optimizer is seen. If not, one begins with the window's and ends with ``step()``.
+    """
+
+    counts: bool
+
     def install(self) -> None: ...
 
     def remove(self) -> None: ...
 
 
 class Host(Protocol):
-    """A model and its optimizer."""
+    """A model and its optimizer.
+
+    Attributes:
+        communication: the module whose calls ``cc`` shows.
+        reasons: why a kind of monitor may have no rows, where there is more to say than that nothing was called.
+    """
+
+    communication: str
+    reasons: Mapping[str, str]
 
     @property
     def backend(self) -> Backend | None: ...

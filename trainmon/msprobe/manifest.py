@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import platform
 import sys
 import time
 from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +63,9 @@ class Manifest:
 
 
 def _versions() -> dict[str, str]:
-    found = {"trainmon": trainmon.__version__, "python": platform.python_version(), "numpy": np.__version__}
+    found = {"python": platform.python_version(), "numpy": np.__version__}
+    with contextlib.suppress(PackageNotFoundError):  # a tree that isn't installed
+        found["trainmon"] = trainmon.__version__
     for name in ("torch", "mindspore"):
         version = getattr(sys.modules.get(name), "__version__", None)
         if version is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainmon.msprobe.collectives import CollectiveRows
@@ -73,8 +73,12 @@ class Monitor:
             return "nothing"
         return f"{host.parameters(self.chosen)} parameters"
 
-    def why_empty(self) -> str | None:
-        """What to say when a written step has had no rows: once, when the first steps that should have some have none."""
+    def why_empty(self, reasons: Mapping[str, str]) -> str | None:
+        """What to say when a written step has had no rows: once, when the first steps that should have some have none.
+
+        Args:
+            reasons: the host's own, by kind.
+        """
         settings = self.settings
         silent = (
             settings.log_only or not settings.distribution or (settings.kind == "cc" and self.hooks is None)
@@ -84,7 +88,8 @@ class Monitor:
         self.empty += 1
         if self.empty != _PATIENCE:
             return None
-        return f"monitor {settings.key!r} had no rows in {_PATIENCE} written steps: {_REASONS[settings.kind]}"
+        reason = reasons.get(settings.kind, _REASONS[settings.kind])
+        return f"monitor {settings.key!r} had no rows in {_PATIENCE} written steps: {reason}"
 
 
 def check_needs(kind: str, model: Any, optimizer: Any) -> None:

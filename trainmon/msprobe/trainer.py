@@ -97,7 +97,6 @@ class TrainerMonitorV2:
 
         Raises:
             ValueError: a monitor needs a model or an optimizer; nothing has been started then.
-            NotImplementedError: MindSpore.
         """
         if self._running or self._host is not None:
             return
@@ -133,6 +132,8 @@ class TrainerMonitorV2:
         """Ends a training step: its rows are written if it is in the window."""
         if not self._is_target():
             return
+        if self._steps is not None and not self._steps.counts:
+            self._counts_itself = False
         if self._counts_itself and not from_optimizer:
             if not self._said_manual:
                 self._said_manual = True
@@ -179,16 +180,14 @@ class TrainerMonitorV2:
 
     def _make_host(self, model: Any, optimizer: Any) -> Host:
         mode = self._settings.mode
-        if self.framework != "pytorch":
-            raise NotImplementedError(
-                "[monitor_v2] this drop-in watches PyTorch; framework 'mindspore' is not built yet: use msProbe's own "
-                "TrainerMonitorV2 there, or trainmon.MindSporeMonitor in Model.train"
-            )
+        flags = {"as_msprobe": mode is Mode.V2, "extended": mode is Mode.EXTENDED}
+        if self.framework == "mindspore":
+            from trainmon.adapters.mindspore_rows import MindSporeRows
+
+            return MindSporeRows(model, optimizer, self._failed, _warn, **flags)
         from trainmon.adapters.torch_rows import TorchRows
 
-        return TorchRows(
-            model, optimizer, self._failed, _warn, as_msprobe=mode is Mode.V2, extended=mode is Mode.EXTENDED
-        )
+        return TorchRows(model, optimizer, self._failed, _warn, **flags)
 
     def _begin(self, settings: MonitorSettings, context: Mapping[str, Any]) -> None:
         assert self._host is not None
@@ -224,8 +223,9 @@ class TrainerMonitorV2:
         )
         if hooks is None:
             logger.warning(
-                "[monitor_v2] monitor %r sees nothing: torch.distributed is not initialised; call start() after that",
+                "[monitor_v2] monitor %r sees nothing: %s is not initialised; call start() after that",
                 settings.key,
+                self._host.communication,
             )
         return hooks
 
@@ -270,6 +270,8 @@ class TrainerMonitorV2:
                     hooks.remove()
                 else:
                     hooks.arm(self._due)
+        if self._due and self._steps is not None and not self._steps.counts:
+            self._before_update()
 
     def _discard(self) -> None:
         """The gradients of the running step were thrown away: its rows go, too."""
@@ -314,18 +316,23 @@ class TrainerMonitorV2:
 
     def _after_update(self) -> None:
         try:
-            if self._due and self._host is not None:
-                for monitor in self._running:
-                    self._attempt(self._take_after, monitor, self._host)
+            self._take_all_after()
             if self._counts_itself:
                 self._advance()
         except Exception as error:
             self._failed(error)
 
+    def _take_all_after(self) -> None:
+        if self._due and self._host is not None:
+            for monitor in self._running:
+                self._attempt(self._take_after, monitor, self._host)
+
     def _advance(self) -> None:
         step, due = self.current_step, self._due
         self.current_step += 1
         if due or self._window.due(step):
+            if self._steps is not None and not self._steps.counts:
+                self._take_all_after()
             self._window.collected += 1
             self._attempt(self._publish, step)
         for monitor in self._running:
@@ -356,7 +363,7 @@ class TrainerMonitorV2:
         for monitor in self._running:
             if monitor in filled:
                 monitor.empty = -1
-            elif (reason := monitor.why_empty()) is not None:
+            elif (reason := monitor.why_empty(host.reasons)) is not None:
                 _warn(reason)
         if tables:
             self._output.put(step, tables)

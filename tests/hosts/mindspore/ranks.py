@@ -1,18 +1,23 @@
-"""What two ranks of msrun do: the group's collectives, then a data parallel training in each mode, watched."""
+"""What two ranks of msrun do: the group's collectives, a data parallel training in each mode, watched, and calls between
+ranks; with the drop-in for msProbe's Monitor V2, too."""
 
 from __future__ import annotations
 
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import mindspore
 import numpy as np
+from mindspore import Tensor, ops
 from mindspore.communication import get_rank, init
+from mindspore.mint import distributed
 from mindspore.train import Model
 
 from tests.hosts.mindspore.training import MODES, Mean, adam, data, monitor, network, norm, rows
 from trainmon.dist.mindspore_group import MindSporeGroup
+from trainmon.msprobe import TrainerMonitorV2
 
 EXACT = [0.1, 1e300, -1e-300, float(2**53 - 1), np.pi]
 
@@ -35,6 +40,32 @@ def collectives() -> dict[str, object]:
     }
 
 
+def rows_of(folder: Path, name: str) -> Any:
+    """Of the drop-in for msProbe's Monitor V2."""
+    return TrainerMonitorV2(
+        {
+            "framework": "mindspore",
+            "output_dir": str(folder / "rows"),
+            "step_count_per_record": 100,
+            "monitors": {name: {"enabled": True}},
+        }
+    )
+
+
+def calls(folder: Path) -> None:
+    mon = rows_of(folder, "cc")
+    mon.start()
+    mine = Tensor(np.array([1.0, 3.0], np.float32)) * (get_rank() + 1)
+    # What runs on a CPU.
+    distributed.all_reduce(mine)
+    distributed.all_reduce(mine, async_op=True).wait()
+    ops.communication.all_reduce(mine)
+    distributed.all_gather([Tensor(np.zeros(2, np.float32)) for _ in range(2)], mine)
+    distributed.broadcast(mine, 1)
+    mon.step()
+    mon.stop()
+
+
 def main(folder: Path) -> None:
     init()
     rank = get_rank()
@@ -47,10 +78,16 @@ def main(folder: Path) -> None:
         net = network()
         # Each rank has its half of every batch.
         half = data(lambda: [row for index, row in enumerate(rows(16)) if index % 2 == rank])
-        Model(net, Mean(), adam(net)).train(
+        optimizer = adam(net)
+        gradients = rows_of(folder, "weight_grad")
+        if name == "pynative":
+            gradients.start(net, optimizer)
+        Model(net, Mean(), optimizer).train(
             1, half, callbacks=[monitor(folder, name)], dataset_sink_mode=False
         )
+        gradients.stop()
         found[f"{name} weights"] = norm([one.asnumpy() for one in net.trainable_params()])
+    calls(folder)
     (folder / f"rank_{rank}.json").write_text(json.dumps(found))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import os
@@ -94,3 +95,40 @@ def test_the_numbers_of_one_process(two: Path, mode: str, tmp_path: Path) -> Non
     assert ("gradients_unreduced" in told) == (mode == "graph") and "ranks_not_merged" not in told
     assert ended(two, mode)["status"] == "completed"
     assert left(two)[0][f"{mode} weights"] == left(two)[1][f"{mode} weights"]
+
+
+def table(folder: Path, name: str) -> list[list[dict[str, str]]]:
+    """A table of the drop-in for msProbe's Monitor V2, by rank."""
+    found = []
+    for rank in range(2):
+        (file,) = (folder / "rows" / f"rank_{rank}").glob(f"{name}_step*.csv")
+        with file.open(newline="") as lines:
+            found.append(list(csv.DictReader(lines)))
+    return found
+
+
+def test_rows_of_collectives(two: Path) -> None:
+    """``mine`` is [1, 3] on the first rank and [2, 6] on the second."""
+    for rank, those in enumerate(table(two, "cc")):
+        assert [(row["module_name"], row["min"], row["max"], row["mean"]) for row in those] == [
+            (f"all_reduce/rank{rank}/post_0_0", "3.0", "9.0", "6.0"),
+            (f"all_reduce/rank{rank}/post_1_0", "6.0", "18.0", "12.0"),
+            (f"all_reduce/rank{rank}/post_2_0", "12.0", "36.0", "24.0"),
+            (f"all_gather/rank{rank}/post_0_0", "12.0", "36.0", "24.0"),
+            (f"all_gather/rank{rank}/post_0_1", "12.0", "36.0", "24.0"),
+            (f"broadcast/rank{rank}/post_0_0", "12.0", "36.0", "24.0"),
+        ]
+
+
+def test_rows_of_gradients_before_and_after_they_are_reduced(two: Path) -> None:
+    before, after = [], []
+    for those in table(two, "weight_grad"):
+        by_scope = {
+            scope: [row for row in those if row["scope"] == scope] for scope in ("unreduced", "reduced")
+        }
+        before.append({(row["step"], row["module_name"]): row for row in by_scope["unreduced"]})
+        after.append(by_scope["reduced"])
+    assert after[0] == after[1] and before[0] != before[1] and len(before[0]) == len(after[0]) == 2 * 6
+    for row in after[0]:
+        halves = [float(one[row["step"], row["module_name"]]["mean"]) for one in before]
+        assert float(row["mean"]) == pytest.approx(sum(halves) / 2, rel=1e-5, abs=1e-8)

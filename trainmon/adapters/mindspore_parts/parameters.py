@@ -15,7 +15,7 @@ from mindspore import Parameter, ParameterTuple
 
 from trainmon.events import AdamStep, ShardInfo, TensorView
 
-__all__ = ["OptimizerView", "ParameterList", "find_optimizer", "host_view"]
+__all__ = ["OptimizerView", "ParameterList", "find_optimizer", "host_view", "optimizer_states"]
 
 #: One name for what optimizers call differently.
 _CANONICAL = {
@@ -146,7 +146,7 @@ class OptimizerView:
         return {str(group): rate for group, rate in enumerate(found.values())}
 
     def moment_names(self) -> Sequence[str]:
-        return [_CANONICAL.get(key, key) for key, _ in self._states()]
+        return [key for key, _ in self._states()]
 
     def moments(self) -> Mapping[str, TensorView]:
         if not self._addressable:
@@ -155,7 +155,7 @@ class OptimizerView:
         for key, state in self._states():
             names, order = self._parameters.names, self._parameters.order
             tensors = [host_view(state[index]) for index in order]
-            views[_CANONICAL.get(key, key)] = TensorView(names, tensors, self._parameters.shards(names))
+            views[key] = TensorView(names, tensors, self._parameters.shards(names))
         return views
 
     def adam_steps(self) -> Sequence[AdamStep]:
@@ -166,17 +166,21 @@ class OptimizerView:
         return TensorView((), ())
 
     def _states(self) -> Iterator[tuple[str, Sequence[Parameter]]]:
-        """State of floats that runs parallel to the parameters."""
-        if self._optimizer is None:
-            return
-        updated = list(self._optimizer.parameters)
-        for key, state in vars(self._optimizer).items():
-            if not isinstance(state, ParameterTuple) or len(state) != len(updated):
-                continue
-            if any(one is other for one, other in zip(state, updated, strict=True)):
-                continue  # the parameters themselves
-            if all(
-                one.shape == other.shape and "Float" in str(one.dtype)
-                for one, other in zip(state, updated, strict=True)
-            ):
-                yield key, state
+        return optimizer_states(self._optimizer)
+
+
+def optimizer_states(optimizer: Any) -> Iterator[tuple[str, Sequence[Parameter]]]:
+    """State of floats that runs parallel to the parameters, by its canonical name; of None there is none."""
+    if optimizer is None:
+        return
+    updated = list(optimizer.parameters)
+    for key, state in vars(optimizer).items():
+        if not isinstance(state, ParameterTuple) or len(state) != len(updated):
+            continue
+        if any(one is other for one, other in zip(state, updated, strict=True)):
+            continue  # the parameters themselves
+        if all(
+            one.shape == other.shape and "Float" in str(one.dtype)
+            for one, other in zip(state, updated, strict=True)
+        ):
+            yield _CANONICAL.get(key, key), state

@@ -47,6 +47,9 @@ class TorchRows:
         TypeError: ``model`` is neither.
     """
 
+    communication = "torch.distributed"
+    reasons: Mapping[str, str] = {}
+
     def __init__(
         self,
         model: Any,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-import types
 from collections.abc import Callable
 from typing import Any
 
 import torch
+
+from trainmon.adapters.base import replace_step
 
 __all__ = ["StepHooks"]
 
@@ -17,7 +17,12 @@ class StepHooks:
 
     Args:
         before, after: called around a step; ``after`` only if the step did not raise.
+
+    Attributes:
+        counts: whether each step of the optimizer is seen.
     """
+
+    counts = True
 
     def __init__(self, optimizer: Any, before: Callable[[], None], after: Callable[[], None]) -> None:
         self._optimizers = list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
@@ -76,24 +81,4 @@ class StepHooks:
         return True
 
     def _wrap(self, optimizer: Any) -> None:
-        original, own = optimizer.step, "step" in vars(optimizer)
-
-        @functools.wraps(getattr(original, "__func__", original))
-        def step(_self: Any, *arguments: Any, **keywords: Any) -> Any:
-            self._before()
-            result = original(*arguments, **keywords)
-            self._after(optimizer)
-            return result
-
-        method = types.MethodType(step, optimizer)
-        optimizer.step = method
-
-        def undo() -> None:
-            if vars(optimizer).get("step") is not method:
-                return  # wrapped once more: that one goes on through ours, which does nothing now
-            if own:
-                optimizer.step = original
-            else:
-                del optimizer.step
-
-        self._undo.append(undo)
+        self._undo.append(replace_step(optimizer, self._before, lambda: self._after(optimizer)))
