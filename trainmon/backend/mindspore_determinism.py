@@ -13,6 +13,8 @@ def switch_on(seed: int | None) -> list[str]:
     """Sets them; returns what may still differ."""
     if seed is not None:
         mindspore.set_seed(seed)
+    if mindspore.get_context("deterministic") == "ON":
+        return []  # by somebody else: MindSpore takes it once
     if hasattr(mindspore, "set_deterministic"):
         mindspore.set_deterministic(True)
     else:  # before 2.5

@@ -127,6 +127,7 @@ class GradientsConfig:
     increment: bool = key(
         False,
         "By how much each micro-batch changes the norm of the accumulated gradient, of each selected parameter.",
+        aliases=("local_norm_increment",),  # as MindFormers' lines name it
     )
     micro_every: int = key(
         10, "Every how many steps `micro` and `increment` look: each micro-batch is a read.", minimum=1

@@ -183,7 +183,7 @@ class GradientsProbe:
         self._reset()
         host_norm = None if norm is None else self._context.backend.scalar(norm)
         if seen is not None:
-            self._follow_parameters(event.step, seen)
+            self._follow_parameters(event.step, seen, norm is not None)
         table_read = None if seen is None else seen.table
         lazies = [lazy for lazy in (table_read, after_square, host_norm) if lazy is not None]
 
@@ -227,9 +227,9 @@ class GradientsProbe:
         if finding is not None:
             self._context.found(finding)
 
-    def _follow_parameters(self, step: int, seen: _Seen) -> None:
-        """Parameters may come under way; they get their place from the next step on."""
-        if self._per_parameter and not self._unseen_said and seen.phase == "clipped":
+    def _follow_parameters(self, step: int, seen: _Seen, told: bool) -> None:
+        """Parameters may come under way; they get a place in the next step. ``told``: the host gives the norm."""
+        if self._per_parameter and not (self._unseen_said or told) and seen.phase == "clipped":
             self._unseen_said = True
             self._context.say(
                 "info",
