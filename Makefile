@@ -142,6 +142,8 @@ trackers: build ## the bridge to real experiment trackers, offline, in .venv-tra
 MINDSPORE ?= mindspore==2.10.*
 # Its own requirements ask for a MindSpore and a HyperParallel that nobody can install; the GRAPH trainer needs neither.
 MINDFORMERS ?= mindformers==2.1.0 mindpet==1.0.4
+# Their PyNative trainers have loops of their own, and import on the same MindSpore.
+OLDER_MINDFORMERS ?= 2.0.0 1.9.0
 
 mindspore: build ## the training loops of MindSpore and MindFormers, on a CPU, in .venv-mindspore
 	if ! $(PY) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))'; then
@@ -156,6 +158,10 @@ mindspore: build ## the training loops of MindSpore and MindFormers, on a CPU, i
 	.venv-mindspore/bin/python -m pip install -q "$(MINDSPORE)" 'numpy<2' rich pytest hypothesis PyYAML \
 	    -r tests/hosts/mindformers/requirements.txt
 	.venv-mindspore/bin/python -m pip install -q --no-deps $(MINDFORMERS)
+	for version in $(OLDER_MINDFORMERS); do
+	    older=.venv-mindspore/mindformers-$$version
+	    [ -d $$older ] || .venv-mindspore/bin/python -m pip install -q --no-deps --target $$older mindformers==$$version
+	done
 	PYTHONPATH=$$PWD .venv-mindspore/bin/python -m pytest $(PYTEST_ARGS) tests/hosts/mindspore tests/hosts/mindformers
 
 dist: build ## sdist and repaired wheel in dist/, installed and tried in clean environments
