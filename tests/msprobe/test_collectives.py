@@ -20,7 +20,7 @@ from trainmon.msprobe.collectives import CollectiveRows
 def monitor(directory: str, **keys: Any) -> Any:
     from trainmon.msprobe import TrainerMonitorV2
 
-    compat = {name: keys.pop(name) for name in ("compat",) if name in keys}
+    compat = {name: keys.pop(name) for name in ("compat", "extended") if name in keys}
     return TrainerMonitorV2(
         {"output_dir": directory, "monitors": {"cc": {"enabled": True, **keys}}, **compat}
     )
@@ -98,7 +98,7 @@ def test_what_is_received_has_a_row_whoever_sent_it(tmp_path: Path) -> None:
         assert {row["vpp_stage"] for row in found.values()} == {""}
 
 
-def awkward(directory: str) -> None:
+def awkward(directory: str, mode: dict[str, Any]) -> None:
     """T-09, T-10, T-40, T-41."""
     import gc
     import weakref
@@ -112,7 +112,7 @@ def awkward(directory: str) -> None:
         for name in ("all_reduce", "all_gather", "gather", "isend", "batch_isend_irecv")
     }
     plain_wait = c10d.Work.wait
-    mon = monitor(directory, cc_pre_hook=True)
+    mon = monitor(directory, cc_pre_hook=True, **mode)
     mon.start()
     for bad in ([], [object()], None):
         with pytest.raises(Exception):  # noqa: B017 (torch's own, whatever it is)
@@ -144,10 +144,12 @@ def awkward(directory: str) -> None:
     mon.step()
 
 
-def test_awkward_calls(tmp_path: Path) -> None:
-    on_ranks(2, awkward, str(tmp_path))
+@pytest.mark.parametrize("mode", [{}, {"compat": "msprobe-v2"}, {"extended": True}])
+def test_awkward_calls(tmp_path: Path, mode: dict[str, Any]) -> None:
+    on_ranks(2, awkward, str(tmp_path), mode)
     found = rows(tmp_path)
-    assert float(found["all_reduce/post_0"]["norm"]) == pytest.approx(4.0)  # twice two elements of 2
+    norm = 4.0 if "compat" not in mode else 2 * 8**0.5  # twice two elements of 2
+    assert float(found["all_reduce/post_0"]["norm"]) == pytest.approx(norm)
     assert float(found["all_gather/post_0"]["max"]) >= 1.0
     assert rows(tmp_path, step=1) == {}
 
@@ -225,6 +227,152 @@ def test_without_a_process_group_it_is_said(tmp_path: Path, caplog: pytest.LogCa
     assert "not initialised" in caplog.text
     mon.step()
     mon.stop()
+
+
+def exchanged(directory: str) -> dict[str, str]:
+    """all_to_all_single with even and uneven parts, all_to_all where gloo has it; by name of what failed, why."""
+    import torch
+    import torch.distributed as dist
+
+    rank = dist.get_rank()
+    mon = monitor(directory, cc_pre_hook=True)
+    mon.start()
+    dist.all_to_all_single(torch.zeros(2), torch.full((2,), rank + 1.0))
+    mon.step()
+    sizes = [[1, 2], [1, 1]][rank], [[1, 1], [2, 1]][rank]
+    work = dist.all_to_all_single(
+        torch.zeros(sum(sizes[1])),
+        torch.full((sum(sizes[0]),), rank + 1.0),
+        sizes[1],
+        sizes[0],
+        async_op=True,
+    )
+    work.wait()
+    mon.step()
+    failed = {}
+    try:
+        dist.all_to_all([torch.zeros(1), torch.zeros(1)], [torch.ones(1), torch.full((1,), 2.0)])
+    except RuntimeError as error:
+        failed["all_to_all"] = str(error)
+    mon.step()
+    mon.stop()
+    return failed
+
+
+def test_all_to_all(tmp_path: Path) -> None:
+    failed = on_ranks(2, exchanged, str(tmp_path))[0]
+    even = rows(tmp_path)
+    # The output is the first argument, the input the second.
+    assert list(even) == [f"all_to_all_single/{when}_{at}" for when in ("pre", "post") for at in (0, 1)]
+    assert (even["all_to_all_single/pre_0"]["max"], even["all_to_all_single/pre_1"]["max"]) == ("0.0", "1.0")
+    assert float(even["all_to_all_single/post_0"]["norm"]) == pytest.approx(math.sqrt(1 + 4))
+    uneven = rows(tmp_path, rank=1, step=1)
+    assert float(uneven["all_to_all_single/post_0"]["norm"]) == pytest.approx(math.sqrt(2 * 1 + 4))
+    listed = rows(tmp_path, step=2)
+    if "all_to_all" in failed:  # what went in is there, and the user has the exception
+        assert list(listed) == ["all_to_all/pre_0", "all_to_all/pre_1"]
+    else:
+        assert float(listed["all_to_all/post_0"]["norm"]) > 0.0
+    assert float(listed["all_to_all/pre_1"]["norm"]) == pytest.approx(math.sqrt(1 + 4))
+
+
+def coalesced(directory: str, compat: str) -> None:
+    """Calls in a manager are issued when it ends, or waited for together."""
+    import torch
+    import torch.distributed as dist
+
+    mode = {"compat": compat} if compat else {}
+    mon = monitor(directory, cc_pre_hook=True, **mode)
+    mon.start()
+    with dist._coalescing_manager():
+        dist.all_reduce(torch.ones(2))
+        dist.all_reduce(torch.full((2,), 3.0))
+    mon.step()
+    with dist._coalescing_manager(async_ops=True) as together:
+        dist.all_reduce(torch.ones(2))
+        dist.all_reduce(torch.full((2,), 3.0))
+    before = len(mon._running[0].calls)
+    together.wait()
+    assert len(mon._running[0].calls) > before
+    mon.step()
+    dist.all_reduce_coalesced([torch.ones(1), torch.ones(3)])
+    dist.all_reduce(torch.ones(1))
+    mon.step()
+    mon.stop()
+    with dist._coalescing_manager():
+        dist.all_reduce(torch.ones(2))
+
+
+@pytest.mark.parametrize("compat", ["", "msprobe-v2"])
+@pytest.mark.filterwarnings("ignore")
+def test_coalesced_calls(tmp_path: Path, compat: str) -> None:
+    on_ranks(2, coalesced, str(tmp_path), compat)
+    for step in (0, 1):
+        found = rows(tmp_path, step=step)
+        assert list(found) == ["all_reduce/pre_0", "all_reduce/post_0"]
+        norm = 2**0.5 + 18**0.5 if compat else 20**0.5
+        assert float(found["all_reduce/pre_0"]["norm"]) == pytest.approx(norm)
+        assert float(found["all_reduce/post_0"]["norm"]) == pytest.approx(2 * norm)
+    found = rows(tmp_path, step=2)
+    if compat:
+        assert {name.split("/")[0] for name in found} == {"all_reduce"}
+    else:
+        assert float(found["all_reduce_coalesced/pre_0"]["norm"]) == pytest.approx(2.0)
+        assert float(found["all_reduce_coalesced/post_0"]["norm"]) == pytest.approx(4.0)
+
+
+def functionally(directory: str) -> None:
+    """torch.distributed._functional_collectives, and a process group's own methods."""
+    import torch
+    import torch.distributed as dist
+    import torch.distributed._functional_collectives as functional
+
+    rank, group = dist.get_rank(), dist.group.WORLD
+    assert group is not None
+    originals = functional.all_reduce, functional.wait_tensor, dist.ProcessGroup.allreduce
+    mon = monitor(directory, cc_pre_hook=True)
+    mon.start()
+    result = functional.all_reduce(torch.full((4,), rank + 1.0), "sum", group)
+    before = set(mon._running[0].calls._tags["functional.all_reduce"][1])
+    assert not before  # not before somebody needs it
+    assert float(result.sum()) == 12.0
+    gathered = functional.all_gather_tensor(torch.full((2,), rank + 1.0), 0, group)
+    assert gathered.view(-1).tolist() == [1.0, 1.0, 2.0, 2.0]
+    scattered = functional.reduce_scatter_tensor(torch.ones(4), "sum", 0, group)
+    functional.wait_tensor(scattered)
+    mon.step()
+    group.allreduce([torch.ones(2)]).wait()
+    group.allgather([[torch.zeros(2), torch.zeros(2)]], [torch.ones(2)]).wait()
+    dist.all_reduce(torch.ones(3))
+    mon.step()
+    mon.stop()
+    assert (functional.all_reduce, functional.wait_tensor, dist.ProcessGroup.allreduce) == originals
+    group.allreduce([torch.ones(2)]).wait()
+    functional.all_reduce(torch.ones(4), "sum", group).sum()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_functional_calls_and_methods_of_groups(tmp_path: Path) -> None:
+    on_ranks(2, functionally, str(tmp_path))
+    found = rows(tmp_path, rank=1)
+    names = ["functional.all_reduce", "functional.all_gather_tensor", "functional.reduce_scatter_tensor"]
+    assert list(found) == [f"{name}/{when}_0" for name in names for when in ("pre", "post")]
+    norms = {name: float(row["norm"]) for name, row in found.items()}
+    assert norms == pytest.approx(
+        {
+            "functional.all_reduce/pre_0": 4.0,
+            "functional.all_reduce/post_0": 6.0,
+            "functional.all_gather_tensor/pre_0": 8**0.5,
+            "functional.all_gather_tensor/post_0": 10**0.5,
+            "functional.reduce_scatter_tensor/pre_0": 2.0,
+            "functional.reduce_scatter_tensor/post_0": 8**0.5,
+        }
+    )
+    methods = rows(tmp_path, step=1)
+    # A call of torch.distributed that goes through such a method counts once.
+    assert float(methods["all_reduce/post_0"]["norm"]) == pytest.approx((5 * 4) ** 0.5)
+    assert float(methods["all_gather/pre_1"]["norm"]) == pytest.approx(2**0.5)
+    assert float(methods["all_gather/post_0"]["norm"]) == pytest.approx(2.0)
 
 
 def merged(calls: list[list[np.ndarray[Any, Any]]], plainly: bool = False) -> dict[str, float]:

@@ -5,15 +5,17 @@ that somebody imported meanwhile does nothing but pass on afterwards. ``isend`` 
 are defined, because torch tells them apart by identity there, and ``P2POp`` is given the originals.
 
 A call within a call is not counted: ``send`` is no ``isend`` beside. Asynchronous calls are read when they are waited
-for.
+for, those that a manager collects when it has issued them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
+import sys
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +23,19 @@ import torch.distributed as distributed
 from torch.distributed import distributed_c10d
 
 from trainmon.adapters.torch_rows.calls import Failed, Say
+from trainmon.adapters.torch_rows.communication import (
+    BY_IDENTITY,
+    COVERED,
+    FUNCTIONAL,
+    METHODS,
+    MORE,
+    WITHIN,
+    functional,
+    key_of,
+    tensors_of,
+    unwrapped,
+    works_of,
+)
 from trainmon.adapters.torch_rows.frames import stack as stack_of_call
 from trainmon.adapters.torch_rows.meter import Meter
 from trainmon.backend.statistics import Reading
@@ -29,22 +44,6 @@ __all__ = ["AddCall", "CollectiveHooks", "is_distributed"]
 
 #: Takes what a call had in an argument: operation, tag, whether before the call, readings of its tensors.
 AddCall = Callable[[str, str, bool, list[Reading]], None]
-
-_COVERED = (
-    *("send", "recv", "isend", "irecv", "batch_isend_irecv", "broadcast", "all_reduce", "reduce", "scatter"),
-    *("reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor", "all_gather", "gather"),
-    *("_all_gather_base", "all_gather_into_tensor"),
-)
-#: What msProbe passes over.
-_MORE = ("all_to_all", "all_to_all_single", "all_reduce_coalesced", "all_gather_coalesced")
-#: What torch makes of a call, which msProbe counts as well.
-_WITHIN = {
-    "send": "isend",
-    "recv": "irecv",
-    "_all_gather_base": "all_gather_into_tensor",
-    "_reduce_scatter_base": "reduce_scatter_tensor",
-}
-_BY_IDENTITY = ("isend", "irecv")
 
 _inside = threading.local()
 
@@ -90,22 +89,40 @@ class CollectiveHooks:
         self._logged = False
         self._waiting: dict[int, tuple[Any, list[Callable[[], None]]]] = {}
         self._waiting_longer: dict[int, tuple[Any, list[Callable[[], None]]]] = {}  # since the step before
+        self._coalesced: list[Callable[[], None]] = []  # calls that a manager has not issued yet
         self._undo: list[Callable[[], None]] = []
 
     def install(self) -> None:
-        names = _COVERED if self._as_msprobe else (*_COVERED, *_MORE)
-        for name in names:
+        for name in COVERED if self._as_msprobe else (*COVERED, *MORE):
             original = getattr(distributed_c10d, name, None)
-            if original is None:
-                continue
-            wrapper = self._wrapped(name, original)
-            for module in (distributed, distributed_c10d):
-                keeps_identity = name in _BY_IDENTITY and module is distributed_c10d
-                if getattr(module, name, None) is original and not keeps_identity:
-                    self._replace(module, name, wrapper)
+            if original is not None:
+                self._replace_in_both(name, original, self._wrapped(name, original))
+        manager = distributed_c10d._coalescing_manager
+        self._replace_in_both("_coalescing_manager", manager, self._wrapped_manager(manager))
+        if not self._as_msprobe:
+            self._replace_more()
         self._replace(distributed_c10d.Work, "wait", self._wrapped_wait(distributed_c10d.Work.wait))
         for name in ("__new__", "__init__"):
             self._replace(distributed_c10d.P2POp, name, _unwrapping(getattr(distributed_c10d.P2POp, name)))
+
+    def _replace_in_both(self, name: str, original: Any, wrapper: Any) -> None:
+        for module in (distributed, distributed_c10d):
+            keeps_identity = name in BY_IDENTITY and module is distributed_c10d
+            if getattr(module, name, None) is original and not keeps_identity:
+                self._replace(module, name, wrapper)
+
+    def _replace_more(self) -> None:
+        for method, name in METHODS.items():
+            original = vars(distributed_c10d.ProcessGroup).get(method)
+            if original is not None:
+                self._replace(distributed_c10d.ProcessGroup, method, self._wrapped(name, original))
+        module = functional()
+        for name in FUNCTIONAL if module is not None else ():
+            original = getattr(module, name, None)
+            if original is not None:
+                self._replace(module, name, self._wrapped(f"functional.{name}", original))
+        if module is not None:
+            self._replace(module, "wait_tensor", self._wrapped_wait(module.wait_tensor))
 
     def watched(self) -> str:
         """What is hooked, in words."""
@@ -122,6 +139,7 @@ class CollectiveHooks:
         # Works that nobody waits for, in their step or the next, are let go.
         self._waiting_longer = self._waiting if on else {}
         self._waiting = {}
+        self._coalesced = []
 
     def remove(self) -> None:
         """Idempotent. What others have put over a wrapper since stays."""
@@ -176,10 +194,16 @@ class CollectiveHooks:
         try:
             seen = list(self._seen_as(name, arguments, keywords))
             for operation, values in reversed(seen):  # what is within is done first
-                works = _works(result) if operation == name else []
+                works = works_of(result) if operation == name else []
                 if self._as_msprobe and operation == name == "recv" and result:
                     continue  # taken for something to wait for
-                self._when_done(works, functools.partial(self._take, operation, values, False))
+                if name.startswith("functional."):
+                    values = unwrapped(result)
+                take = functools.partial(self._take, operation, values, False)
+                if distributed_c10d._world.pg_coalesce_state and not works:
+                    self._coalesced.append(take)
+                else:
+                    self._when_done(works, take)
         except Exception as error:
             self._failed(error)
 
@@ -187,11 +211,11 @@ class CollectiveHooks:
         self, name: str, arguments: Sequence[Any], keywords: Any
     ) -> Iterable[tuple[str, list[list[torch.Tensor]]]]:
         """The operations that a call counts as, with the tensors of each argument that has any."""
-        yield name, _tensors(arguments, keywords)
+        yield name, tensors_of(arguments, keywords)
         if not self._as_msprobe:
             return
-        if name in _WITHIN:
-            yield _WITHIN[name], _tensors(arguments, keywords)
+        if name in WITHIN:
+            yield WITHIN[name], tensors_of(arguments, keywords)
         elif name == "batch_isend_irecv":
             for one in next(iter((*arguments, *keywords.values())), ()):
                 yield one.op.__name__, [[one.tensor]]
@@ -205,29 +229,61 @@ class CollectiveHooks:
         if not works:
             take()
             return
-        open_works = {id(work) for work in works}
+        open_works = {key_of(work) for work in works}
 
-        def done(work: Any) -> None:
-            open_works.discard(id(work))
+        def done(key: int) -> None:
+            open_works.discard(key)
             if not open_works and self.on:
                 take()
 
         for work in works:
-            self._waiting.setdefault(id(work), (work, []))[1].append(functools.partial(done, work))
+            waiting = self._waiting.setdefault(key_of(work), (work, []))
+            waiting[1].append(functools.partial(done, key_of(work)))
 
     def _wrapped_wait(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def wait(work: Any, *arguments: Any, **keywords: Any) -> Any:
             result = original(work, *arguments, **keywords)
-            waited = self._waiting.pop(id(work), None) or self._waiting_longer.pop(id(work), None)
-            for done in () if waited is None else waited[1]:
-                try:
+            if not (self._waiting or self._waiting_longer):
+                return result
+            try:
+                key = key_of(getattr(work, "elem", work))
+                waited = self._waiting.pop(key, None) or self._waiting_longer.pop(key, None)
+                for done in () if waited is None else waited[1]:
                     done()
-                except Exception as error:
-                    self._failed(error)
+            except Exception as error:
+                self._failed(error)
             return result
 
         return wait
+
+    def _wrapped_manager(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Calls inside it are issued when it ends."""
+
+        @contextlib.contextmanager
+        @functools.wraps(original)
+        def manager(*arguments: Any, **keywords: Any) -> Iterator[Any]:
+            within = original(*arguments, **keywords)
+            together = within.__enter__()
+            try:
+                yield together
+            except BaseException:
+                self._coalesced = []
+                if not within.__exit__(*sys.exc_info()):
+                    raise
+                return
+            inside, _inside.call = getattr(_inside, "call", False), True
+            try:
+                within.__exit__(None, None, None)
+            finally:
+                _inside.call = inside
+            calls, self._coalesced = self._coalesced, []
+            try:
+                self._when_done(list(together.works), functools.partial(_all, calls))
+            except Exception as error:
+                self._failed(error)
+
+        return manager
 
     # -- where it is called from ------------------------------------------------------------------------------------
 
@@ -243,23 +299,9 @@ class CollectiveHooks:
         return False
 
 
-def _tensors(arguments: Sequence[Any], keywords: Any) -> list[list[torch.Tensor]]:
-    """Those of each argument that is a tensor or a list with any; of batched operations theirs."""
-    found = []
-    for value in (*arguments, *keywords.values()):
-        if isinstance(value, torch.Tensor):
-            found.append([value])
-        elif isinstance(value, list | tuple):
-            inside = [getattr(one, "tensor", one) for one in value]
-            tensors = [one for one in inside if isinstance(one, torch.Tensor)]
-            if tensors:
-                found.append(tensors)
-    return found
-
-
-def _works(result: Any) -> list[Any]:
-    results = result if isinstance(result, list | tuple) else [result]
-    return [one for one in results if isinstance(one, distributed_c10d.Work)]
+def _all(calls: Sequence[Callable[[], None]]) -> None:
+    for call in calls:
+        call()
 
 
 def _unwrapping(original: Callable[..., Any]) -> Callable[..., Any]:

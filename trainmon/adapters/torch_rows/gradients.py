@@ -9,11 +9,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
 from trainmon.adapters.torch_parts.shards import local
 from trainmon.adapters.torch_rows.calls import AddRow, Failed, Say
 from trainmon.adapters.torch_rows.meter import Meter
 from trainmon.adapters.torch_rows.names import Named
+from trainmon.adapters.torch_rows.tensors import all_tensors
 
 __all__ = ["GradientHooks", "gradient_of"]
 
@@ -33,6 +35,7 @@ class GradientHooks:
         count: micro-batches of a step.
         each: a row for each of them, not for the last alone.
         sharded: gradients come all together when backward is over.
+        models: whose parameters call no hooks because FSDP1 has put them together: what comes out of them does.
         say: is told once that a step has more micro-batches than that.
         own: what each micro-batch adds, not what has been summed up.
         on_nodes: hook the nodes that add gradients up, which live only as long as somebody holds them (msProbe).
@@ -54,6 +57,7 @@ class GradientHooks:
         each: bool,
         say: Say,
         sharded: bool = False,
+        models: Sequence[nn.Module] = (),
         own: bool = False,
         on_nodes: bool = False,
         empty: bool = True,
@@ -61,16 +65,19 @@ class GradientHooks:
         self.on = False
         self._parameters, self._meter, self._add, self._failed = parameters, meter, add, failed
         self._count, self._each, self._sharded, self._on_nodes = count, each, sharded, on_nodes
-        self._own, self._empty = own, empty
+        self._own, self._empty, self._models = own, empty, models
         self._say: Say | None = say
         self._seen: dict[str, int] = {}
         self._first, self._rounds = "", 0  # how often this step has added to one of the parameters
         self._handles: dict[str, Any] = {}
+        self._model_handles: list[Any] = []
         self._awaits_end = False
         self._installed = False
 
     def install(self) -> None:
         """On all that need a gradient and have no hook yet."""
+        if not self._installed:
+            self._model_handles = [one.register_forward_hook(self._on_output) for one in self._models]
         self._installed = True
         for named in self._parameters:
             parameter = named.thing
@@ -107,9 +114,9 @@ class GradientHooks:
     def remove(self) -> None:
         """Idempotent."""
         self.on = self._installed = False
-        for handle in self._handles.values():
+        for handle in (*self._handles.values(), *self._model_handles):
             handle.remove()
-        self._handles = {}
+        self._handles, self._model_handles = {}, []
 
     def _on_node(self, named: Named) -> Any:
         hook = self._hook(named)
@@ -135,6 +142,16 @@ class GradientHooks:
                 self._failed(error)
 
         return hook
+
+    def _on_output(self, _model: nn.Module, _arguments: Any, output: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        try:
+            for tensor in all_tensors(output):
+                if tensor.requires_grad:
+                    tensor.register_hook(lambda _gradient: self._wait_for_end())  # type: ignore[no-untyped-call]
+        except Exception as error:
+            self._failed(error)
 
     def _wait_for_end(self) -> None:
         if not self._awaits_end:

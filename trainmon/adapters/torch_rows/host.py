@@ -14,7 +14,14 @@ from trainmon.adapters.torch_rows.collectives import AddCall, CollectiveHooks, i
 from trainmon.adapters.torch_rows.gradients import GradientHooks, gradient_of
 from trainmon.adapters.torch_rows.meter import Meter
 from trainmon.adapters.torch_rows.more import More
-from trainmon.adapters.torch_rows.names import Named, chunks_of, is_sharded, named_modules, named_parameters
+from trainmon.adapters.torch_rows.names import (
+    Named,
+    chunks_of,
+    flattened,
+    is_sharded,
+    named_modules,
+    named_parameters,
+)
 from trainmon.adapters.torch_rows.passes import Passes
 from trainmon.adapters.torch_rows.state import state_of, states_of
 from trainmon.adapters.torch_rows.steps import StepHooks
@@ -124,6 +131,7 @@ class TorchRows:
             each=each,
             say=self._say,
             sharded=self._sharded,
+            models=flattened(self._model) if parameters else [],
             own=own,
             on_nodes=self._as_msprobe,
             empty=not self._extended,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["Named", "chunks_of", "is_sharded", "named_modules", "named_parameters"]
+__all__ = ["Named", "chunks_of", "flattened", "is_sharded", "named_modules", "named_parameters"]
 
 #: The stage of what belongs to a model that is not given in chunks.
 WHOLE = -1
@@ -67,6 +67,13 @@ def named_parameters(model: Any, optimizer: Any) -> list[Named]:
 
 def is_sharded(model: Any) -> bool:
     """Whether FSDP, of either kind, reduces the gradients inside backward."""
-    kinds = {"FSDPModule", "FullyShardedDataParallel"}
-    modules = (module for _, _, chunk in chunks_of(model) for module in chunk.modules())
-    return any(base.__name__ in kinds for module in modules for base in type(module).__mro__)
+    return any(_has(chunk, "FSDPModule", "FullyShardedDataParallel") for _, _, chunk in chunks_of(model))
+
+
+def flattened(model: Any) -> list[nn.Module]:
+    """The chunks whose parameters FSDP1 has put together."""
+    return [chunk for _, _, chunk in chunks_of(model) if _has(chunk, "FullyShardedDataParallel")]
+
+
+def _has(chunk: nn.Module, *kinds: str) -> bool:
+    return any(base.__name__ in kinds for module in chunk.modules() for base in type(module).__mro__)
