@@ -696,6 +696,24 @@ def test_manual_steps(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert mon.current_step == 2
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_state_that_came_late_is_lost_to_msprobe_alone(tmp_path: Path, mode: str) -> None:
+    """Where a window begins has no say in it."""
+    net = model()
+    for parameter in net[2].parameters():
+        parameter.requires_grad_(False)
+    optimizer = adam(net)
+    mon = TrainerMonitorV2(config(tmp_path, "optimizer", start_step=1, mode=mode))
+    mon.start(net, optimizer)
+    train(net, optimizer)
+    for parameter in net[2].parameters():
+        parameter.requires_grad_(True)
+    train(net, optimizer)
+    mon.stop()
+    shown = {row["module_name"].split(".")[0] for row in rows(tmp_path, "optimizer")}
+    assert shown == ({"0"} if mode == "v2" else {"0", "2"})
+
+
 def test_several_optimizers_step_together(tmp_path: Path) -> None:
     net = model()
     pair = [adam(net[0]), adam(net[2])]

@@ -117,6 +117,11 @@ class Host(Protocol):
         """All parameters that have elements here, now."""
         ...
 
+    def note_state(self) -> None:
+        """A step has ended, in the window or not; to be told where rows shall be those of msProbe, which lists what has
+        state once, when there first is any."""
+        ...
+
     def moments(self, chosen: Chosen) -> list[tuple[str, list[Row]]]:
         """By key of the optimizer's state, looked up now: those that msProbe reads, or, extended, all."""
         ...

@@ -335,6 +335,8 @@ class TrainerMonitorV2:
                 self._take_all_after()
             self._window.collected += 1
             self._attempt(self._publish, step)
+        elif self._settings.mode is Mode.V2 and self._host is not None:
+            self._attempt(self._host.note_state)
         for monitor in self._running:
             monitor.clear()
         self._arm()

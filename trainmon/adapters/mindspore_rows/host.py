@@ -185,6 +185,9 @@ class MindSporeRows:
         parameters = [one for one in self._parameters if chosen(one.name)]
         return self._read([(one, one.thing) for one in parameters if one.thing.size])
 
+    def note_state(self) -> None:
+        """Nothing to note: what optimizers keep is there from the beginning."""
+
     def moments(self, chosen: Chosen) -> list[tuple[str, list[Row]]]:
         """By key of the optimizer's state, looked up now; extended: all that there are."""
         if self._updates is None:

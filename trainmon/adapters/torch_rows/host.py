@@ -195,14 +195,19 @@ class TorchRows:
         states = list(states_of(self._optimizer))
         held = [(one, state_of(one.thing, states)) for one in self._parameters if chosen(one.name)]
         if self._as_msprobe:
-            # msProbe keeps the list that it made when there first was any.
-            self._with_state = self._with_state or {one.name for one, state in held if state}
+            self.note_state()
             held = [(one, state) for one, state in held if one.name in self._with_state]
         found = []
         for key in _KEYS if not self._extended else dict.fromkeys([*_KEYS, *_more_keys(held)]):
             tensors = [(one, state.get(key)) for one, state in held]
             found.append((key, self._read([(one, t) for one, t in tensors if isinstance(t, torch.Tensor)])))
         return found
+
+    def note_state(self) -> None:
+        """A step has ended: who has state in the first in which there is any."""
+        if not self._with_state:
+            states = list(states_of(self._optimizer))
+            self._with_state = {one.name for one in self._parameters if state_of(one.thing, states)}
 
     def _read(self, tensors: Sequence[tuple[Named, torch.Tensor]]) -> list[Row]:
         readings = self._meter.read([tensor for _, tensor in tensors])
