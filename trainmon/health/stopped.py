@@ -15,7 +15,11 @@ class TrainingStopped(RuntimeError):
         reason: which rule, and what it saw.
     """
 
-    def __init__(self, decision: Decision) -> None:
+    def __init__(self, decision: Decision | str) -> None:
+        if isinstance(decision, str):  # a host that passes an exception on makes it anew of its text
+            super().__init__(decision)
+            self.step, self.reason = 0, decision
+            return
         super().__init__(f"training stopped at step {decision.step}: {decision.reason}")
         self.step = decision.step
         self.reason = decision.reason

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 from collections.abc import Callable, Mapping
 from types import TracebackType
@@ -21,6 +22,7 @@ from trainmon.supervision import check_health
 
 __all__ = ["ModelCallback"]
 
+_logger = logging.getLogger("trainmon")
 Hook = TypeVar("Hook", bound=Callable[..., Any])
 
 
@@ -154,6 +156,8 @@ class ModelCallback(Watched, Callback):  # type: ignore[misc]
 
     def _failed(self, error: Exception) -> None:
         """Says what went wrong in here, once."""
+        if self._session is None:  # there is no run that could say it
+            _logger.warning("trainmon does not watch this training: %s: %s", type(error).__name__, error)
 
         def again() -> None:
             raise error

@@ -250,10 +250,14 @@ class Session:
 
     def _show(self, view: Callable[[], TensorView], phase: Phase, scale: float | None) -> None:
         rates, limit = self._rates or None, self._clip_limit()
-        self.monitor.offer(
-            GradsReady,
-            lambda: GradsReady(self.step, view(), phase, limit, learning_rates=rates, loss_scale=scale),
-        )
+
+        def make() -> GradsReady | None:
+            seen = view()
+            if not len(seen):  # of no gradient there is no norm, not even zero
+                return None
+            return GradsReady(self.step, seen, phase, limit, learning_rates=rates, loss_scale=scale)
+
+        self.monitor.offer(GradsReady, make)
 
     def _clip_limit(self) -> float | None:
         """The norm to which the step cell clips, where it is known."""

@@ -234,4 +234,4 @@ def _checks(found: HostSettings, host: HostConfig, section: Mapping[str, Any]) -
     name = "use_skip_data_by_global_norm" if skips else "check_for_global_norm"
     found.taken.append(name)
     parameters = {"threshold": float(threshold), "count": count}
-    found.rule(name, ["grad/norm"], "global_norm_spike", parameters=parameters, consecutive=count)
+    found.rule(name, ["grad/norm"], "global_norm_spike", parameters=parameters)
