@@ -83,13 +83,17 @@ class AnomalyFiles:
 
     Args:
         directory: ``<out>/anomaly_detected/rank<r>``; what an earlier run left there is removed.
+        goes_on: the run has begun before: what is there is kept.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, goes_on: bool = False) -> None:
         self._lines = directory / "anomaly.jsonl"
         self._object = directory / "anomaly.json"
         self._count = 0
         self._shown = 0
+        if goes_on and self._lines.exists():
+            self._count = self._shown = sum(1 for _ in _lines_of(self._lines))
+            return
         for path in (self._lines, self._object):
             path.unlink(missing_ok=True)
 

@@ -11,16 +11,18 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from trainmon.msprobe.naming import read_targets
 from trainmon.msprobe.saying import logger
 from trainmon.msprobe.saying import warn as _warn
 from trainmon.msprobe.window import Window
 
 __all__ = [
+    "FACTS",
     "MORE_OPS",
     "OPS",
     "Mode",
@@ -33,6 +35,8 @@ __all__ = [
 ]
 
 OPS = ("min", "max", "mean", "norm", "nans")
+#: What a tensor is, as msProbe's older monitor has it; not with ``compat``, and not of ``cc``.
+FACTS = ("zeros", "id", "shape", "dtype")
 #: Of ``extended``.
 MORE_OPS = ("n", "sum", "sumsq", "absmax", "rms", "n_posinf", "n_neginf", "n_zero", "first_bad")
 KINDS = ("module", "weight_grad", "optimizer", "param", "cc")
@@ -48,6 +52,11 @@ _TOP = frozenset(
     {"framework", "output_dir", "format", "async_write", "rank", "start_step", "stop_step", "step_interval"}
     | {"step_count_per_record", "collect_times", "patch_optimizer_step", "monitors", "compat", "extended"}
     | {"start_iteration"}
+)
+#: Of msProbe's older monitor; read by :mod:`trainmon.msprobe.older_settings`.
+OLDER = frozenset(
+    {"alert", "print_struct", "stack_info", "dynamic_on", "mg_direction", "ndigits", "squash_name", "targets"}
+    | {"all_xy", "forward_only", "backward_only", "recording_l2_features", "l2_targets", "sa_order"}
 )
 _COMMON = frozenset({"enabled", "ops", "eps"})
 _CC = frozenset({"cc_codeline", "cc_log_only", "cc_pre_hook", "module_ranks"})
@@ -95,6 +104,9 @@ class MonitorSettings:
         key: as written; names the files.
         kind: one of the five.
         ops: columns in order.
+        eps: what is nearer to zero counts for ``zeros``.
+        named: exact names of modules, or beginnings of those of parameters, and what of each has rows; None: there are
+            none, ``targets`` holds.
         distribution: whether ``optimizer`` and ``param`` have rows.
         targets: parts of names, or what :func:`trainmon.msprobe.targets.selection` takes; empty: all.
         micro_counts: what the configuration says of micro-batches, first the one that goes first.
@@ -108,6 +120,8 @@ class MonitorSettings:
     kind: str
     ops: tuple[str, ...]
     distribution: bool = True
+    eps: float = 1e-8
+    named: Mapping[str, Mapping[str, str]] | None = None
     targets: tuple[str, ...] = ()
     micro_counts: tuple[Any, ...] = ()
     each_micro: bool = False
@@ -176,7 +190,9 @@ def read_settings(config: Mapping[str, Any], framework: str | None = None) -> Se
     if kind is not None and str(kind).strip().lower() != "csv":
         raise ValueError(f"[monitor_v2] Unsupported format {kind!r}, only 'csv' is currently supported.")
     if mode is not Mode.V2:
-        _say_unknown(config, _TOP, "")
+        _say_unknown(config, _TOP | OLDER, "")
+    elif unread := [key for key in config if key in OLDER]:
+        _warn(f"{', '.join(unread)}: ignored, compat is set")
     start = _integer(config, "start_step", 0, 0)
     interval = _integer(config, "step_interval", 1, 1)
     record = _integer(config, "step_count_per_record", 1, 1, most=_RECORD)
@@ -289,13 +305,18 @@ def _monitors(section: Any, mode: Mode) -> Iterable[MonitorSettings]:
             _say_unknown(own, _COMMON | _OWN[kind], f"monitors.{key}.", _MORE[kind])
         elif mode is Mode.EXTENDED:
             _say_unknown(own, _COMMON | _OWN[kind] | _MORE[kind], f"monitors.{key}.")
-        yield _monitor(key, kind, own, mode)
+        made = _monitor(key, kind, own, mode)
+        if mode is not Mode.V2 and kind != "cc":
+            made = replace(made, eps=_eps(own, key), named=_named(own, key))
+        yield made
 
 
 def _monitor(key: str, kind: str, own: Mapping[str, Any], mode: Mode) -> MonitorSettings:
-    _check_eps(own, key)
+    if mode is Mode.V2 or kind == "cc":
+        _eps(own, key)  # says what is wrong
     extended = mode is Mode.EXTENDED
-    ops = _ops(own, key, (*OPS, *MORE_OPS) if extended else OPS)
+    facts = () if mode is Mode.V2 or kind == "cc" else FACTS
+    ops = _ops(own, key, (*OPS, *MORE_OPS, *facts) if extended else (*OPS, *facts))
     targets = _targets(own, key, mode) if kind == "module" or (extended and kind != "cc") else ()
     if kind == "module":
         return MonitorSettings(
@@ -358,6 +379,8 @@ def _ops(own: Mapping[str, Any], key: str, supported: tuple[str, ...]) -> tuple[
 
 def _targets(own: Mapping[str, Any], key: str, mode: Mode) -> tuple[str, ...]:
     wanted = own.get("targets")
+    if isinstance(wanted, Mapping) and mode is not Mode.V2:
+        return ()
     if mode is Mode.EXTENDED:
         targets = _texts(wanted if wanted else None)
         regexes = [one for one in targets if one.removeprefix("!").startswith("re:")]
@@ -389,11 +412,22 @@ def _texts(value: Any) -> tuple[str, ...]:
     return tuple(str(one) for one in value) if isinstance(value, Iterable) else ()
 
 
-def _check_eps(own: Mapping[str, Any], key: str) -> None:
+def _named(own: Mapping[str, Any], key: str) -> Mapping[str, Mapping[str, str]] | None:
+    """Targets that are an object, as msProbe's older monitor has them."""
+    wanted = own.get("targets")
+    return (
+        read_targets(wanted, f"monitors.{key}.targets", _warn) or None
+        if isinstance(wanted, Mapping)
+        else None
+    )
+
+
+def _eps(own: Mapping[str, Any], key: str) -> float:
     try:
-        float(own.get("eps", 1e-8))
+        return float(own.get("eps", 1e-8))
     except (TypeError, ValueError):
         _warn(f"monitors.{key}.eps must be a number, not {own['eps']!r}; replaced by 1e-8")
+        return 1e-8
 
 
 def _say_unknown(

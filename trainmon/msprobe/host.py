@@ -7,12 +7,24 @@ MindSpore's.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from trainmon.backend import Backend
+from trainmon.backend.base import Lazy
 from trainmon.backend.statistics import Reading
 
-__all__ = ["AddCall", "AddRow", "Chosen", "Hooks", "Host", "Row", "StepHooks"]
+__all__ = [
+    "AddCall",
+    "AddRow",
+    "Chosen",
+    "FeatureHooks",
+    "Hooks",
+    "Host",
+    "MoreHost",
+    "Row",
+    "StepHooks",
+    "StructureHooks",
+]
 
 AddCall = Callable[[str, str, bool, list[Reading]], None]
 #: Name, stage, reading.
@@ -51,6 +63,51 @@ class StepHooks(Protocol):
     def install(self) -> None: ...
 
     def remove(self) -> None: ...
+
+
+class StructureHooks(Hooks, Protocol):
+    """Hooks that find something once.
+
+    Attributes:
+        found: by module.
+    """
+
+    found: Any
+
+
+class FeatureHooks(Hooks, Protocol):
+    """Hooks of one kind of features.
+
+    Attributes:
+        rows: of the running step: name, stage, micro-batch from 0 or -1, numbers.
+    """
+
+    kind: str
+    rows: list[tuple[str, int, int, Lazy]]
+
+    def complete(self) -> list[tuple[str, int, int, Lazy]]:
+        """All rows of the step."""
+        ...
+
+
+class MoreHost(Protocol):
+    """What can be seen of a model beside rows; see :class:`trainmon.adapters.torch_rows.more.More`."""
+
+    def names(self) -> tuple[list[str], list[str]]: ...
+
+    def describe(self, distances: frozenset[float]) -> None: ...
+
+    def structure(self) -> StructureHooks: ...
+
+    def stacks(self, chosen: Chosen) -> StructureHooks: ...
+
+    def features(
+        self, kind: str, names: Sequence[str] | None, sequence_first: bool
+    ) -> tuple[FeatureHooks, list[str]]: ...
+
+    def directions(self) -> list[tuple[str, int, Lazy]]: ...
+
+    def together(self) -> None: ...
 
 
 class Host(Protocol):

@@ -30,13 +30,17 @@ class ShortNames:
     def __init__(self, modules: Iterable[str], parameters: Iterable[str]) -> None:
         self._modules, self._parameters = _shortened(modules), _shortened(parameters)
 
+    def module(self, name: str) -> str:
+        """A module's own name, shortened."""
+        return self._modules.get(name, name)
+
     def of(self, kind: str, name: str, scope: str) -> str:
         """A row's name, shortened."""
         if kind == "cc":
             return name
         if kind == "module":
             match = _SUFFIX.fullmatch(name)
-            return name if match is None else self._modules.get(match[1], match[1]) + match[2]
+            return name if match is None else self.module(match[1]) + match[2]
         suffix = f".{scope}" if kind == "optimizer" and name.endswith(f".{scope}") else ""
         base = name.removesuffix(suffix) if suffix else name
         return self._parameters.get(base, base) + suffix

@@ -10,19 +10,12 @@ from trainmon.msprobe.alerts import AlertSettings, read_alerts
 from trainmon.msprobe.naming import Target, read_targets
 from trainmon.msprobe.saying import warn
 
-__all__ = ["HOOKS", "KEYS", "FeatureSettings", "OlderSettings", "read_older"]
+__all__ = ["HOOKS", "FeatureSettings", "OlderSettings", "read_older"]
 
 #: Kinds of features, each a table.
 HOOKS = ("attention_hook", "linear_hook", "moe_router_weight_hook", "moe_router_logit_hook")
 _ORDERS = ("s,b,h,d", "b,s,h,d")
 _FLAGS = ("stack_info", "mg_direction", "squash_name", "all_xy", "forward_only", "backward_only")
-KEYS = frozenset(
-    {
-        *_FLAGS,
-        *("alert", "print_struct", "ndigits", "targets", "dynamic_on"),
-        *("recording_l2_features", "l2_targets", "sa_order"),
-    }
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +45,7 @@ class OlderSettings:
         targets: by exact name of the module, or beginning of the parameter's, what of it has rows; None: everything, as
             the monitors say.
         everything: modules are watched whatever targets say.
-        directions_of_passes: ``forward``, ``backward``, or both.
+        passes: which rows of modules there are.
         features: None: none are written.
     """
 

@@ -6,10 +6,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from trainmon.backend.base import Floats
 from trainmon.frame import Snapshot
 from trainmon.msprobe.config import logger
-from trainmon.msprobe.tables import Rows, TableFiles, rounded, table_bytes
+from trainmon.msprobe.tables import Rows, TableFiles, decimals, rounded, table_bytes
 from trainmon.sinks.base import Message, RunInfo
 from trainmon.sinks.writer import Writer
 
@@ -31,6 +33,7 @@ class MonitorTable:
         finish: gives rows and numbers, when whatever they wait for has come.
         ops: columns of statistics.
         keys: columns between scope and statistics.
+        watch: looks at step, rows and numbers before they are written.
     """
 
     stem: str
@@ -38,6 +41,7 @@ class MonitorTable:
     finish: Callable[[], tuple[Rows, Floats]]
     ops: Sequence[str]
     keys: Sequence[str]
+    watch: Callable[[int, Rows, Floats], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,7 @@ class Output:
 
     Args:
         rounds: values as float32 holds them.
+        digits: decimals that are kept; None: every digit.
         asynchronous: by another thread, which drops the oldest steps if it can't keep up.
 
     Attributes:
@@ -64,9 +69,12 @@ class Output:
         written: rows written by the stem of their file's monitor.
     """
 
-    def __init__(self, files: TableFiles, *, rounds: bool, asynchronous: bool) -> None:
+    def __init__(
+        self, files: TableFiles, *, rounds: bool, asynchronous: bool, digits: int | None = None
+    ) -> None:
         self.files = files
         self.written: dict[str, int] = {}
+        self.digits = digits
         self._rounds, self._asynchronous = rounds, asynchronous
         self._sink = _Sink(self)
         self._writer: Writer | None = None
@@ -103,8 +111,15 @@ class Output:
             OSError: it could not be written.
         """
         rows, numbers = table.finish()
+        if table.watch is not None:
+            table.watch(step.step, rows, numbers)
         if self._rounds:
             numbers = rounded(numbers)
+        elif self.digits is not None:
+            numbers = decimals(numbers, self.digits)
+            for name, column in rows.more.items():
+                if isinstance(column, np.ndarray):
+                    rows.more[name] = decimals(column, self.digits)
         header = table_bytes(Rows(), numbers[:0], step.step, table.ops, keys=table.keys, header=True)
         self.files.append(
             table.stem, header, table_bytes(rows, numbers, step.step, table.ops, keys=table.keys)

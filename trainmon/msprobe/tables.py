@@ -14,12 +14,31 @@ from trainmon.backend.statistics import COLUMNS, Reading
 from trainmon.ops import csv_rows
 from trainmon.sinks.base import RecordFile
 
-__all__ = ["Rows", "TableFiles", "rounded", "table_bytes"]
+__all__ = ["Clock", "Rows", "TableFiles", "decimals", "rounded", "table_bytes"]
+
+
+class Clock:
+    """Numbers what happens in a step, from 0."""
+
+    def __init__(self) -> None:
+        self._next = 0
+
+    def tick(self) -> int:
+        self._next += 1
+        return self._next - 1
+
+    def restart(self) -> None:
+        self._next = 0
 
 
 @dataclass(slots=True)
 class Rows:
-    """Rows of one monitor since the last step, in order. They hold no tensor."""
+    """Rows of one monitor since the last step, in order. They hold no tensor.
+
+    Attributes:
+        orders: place of each among all monitors' rows; empty without a clock.
+        more: columns that readings don't give, by name.
+    """
 
     names: list[str] = field(default_factory=list)
     scopes: list[str] = field(default_factory=list)
@@ -27,6 +46,9 @@ class Rows:
     micros: list[int] = field(default_factory=list)
     readings: list[Reading] = field(default_factory=list)
     calls: list[int] = field(default_factory=list)
+    orders: list[int] = field(default_factory=list)
+    more: dict[str, Any] = field(default_factory=dict)
+    clock: Clock | None = None
 
     def add(
         self, name: str, scope: str, stage: int | None, micro: int, reading: Reading, call: int = 0
@@ -37,6 +59,8 @@ class Rows:
         self.micros.append(micro)
         self.readings.append(reading)
         self.calls.append(call)
+        if self.clock is not None:
+            self.orders.append(self.clock.tick())
 
     def __len__(self) -> int:
         return len(self.names)
@@ -51,18 +75,26 @@ class Rows:
 
     def taken(self) -> Rows:
         """All rows, as they are now; here there are none any more."""
-        rows = Rows(*(column.copy() for column in self._columns()))
+        rows = Rows()
+        for theirs, column in zip(rows._columns(), self._columns(), strict=True):
+            theirs.extend(column)
         self.clear()
         return rows
 
     def _columns(self) -> tuple[list[Any], ...]:
-        return self.names, self.scopes, self.stages, self.micros, self.readings, self.calls
+        return self.names, self.scopes, self.stages, self.micros, self.readings, self.calls, self.orders
 
 
 def rounded(table: Floats) -> Floats:
     """Each value as float32 holds it; beyond its range infinite."""
     with np.errstate(over="ignore", invalid="ignore"):
         return table.astype(np.float32).astype(np.float64)
+
+
+def decimals(table: Floats, digits: int) -> Floats:
+    """Each value with so many decimals, rounded as written numbers are."""
+    values = [round(value, digits) for value in table.ravel().tolist()]
+    return np.array(values, np.float64).reshape(table.shape)
 
 
 def table_bytes(
@@ -87,7 +119,13 @@ def table_bytes(
     columns += [("module_name", rows.names), ("scope", rows.scopes)]
     own = {"micro_step": rows.micros, "call": rows.calls}
     columns += [(key, np.array(own[key], np.int64)) for key in keys]
-    columns += [(name, np.ascontiguousarray(table[:, COLUMNS.index(name)])) for name in ops]
+    for name in ops:
+        if header:
+            columns.append((name, []))
+        elif name in rows.more:
+            columns.append((name, rows.more[name]))
+        else:
+            columns.append((name, np.ascontiguousarray(table[:, COLUMNS.index(name)])))
     return _crlf(columns, header)
 
 

@@ -14,13 +14,27 @@ from typing import Any
 from trainmon.adapters.base import current_rank
 from trainmon.backend.base import Floats
 from trainmon.backend.statistics import Fetched
-from trainmon.msprobe.config import OPS, Mode, MonitorSettings, load, logger, read_settings, slug
+from trainmon.msprobe.config import (
+    FACTS,
+    OPS,
+    Mode,
+    MonitorSettings,
+    Settings,
+    load,
+    logger,
+    read_settings,
+    slug,
+)
 from trainmon.msprobe.host import AddCall, Hooks, Host, StepHooks
+from trainmon.msprobe.live import LiveControl, is_live
 from trainmon.msprobe.manifest import Manifest
 from trainmon.msprobe.monitors import Monitor, check_needs
+from trainmon.msprobe.older import Older
+from trainmon.msprobe.older_settings import OlderSettings, read_older
 from trainmon.msprobe.output import MonitorTable, Output
 from trainmon.msprobe.saying import warn as _warn
 from trainmon.msprobe.tables import Rows, TableFiles
+from trainmon.msprobe.window import Window
 
 __all__ = ["TrainerMonitorV2"]
 
@@ -55,18 +69,25 @@ class TrainerMonitorV2:
         self._settings = read_settings(self.config, fr)
         self.framework = self._settings.framework
         self._window = self._settings.window
-        self.start_step, self.stop_step = self._window.start, self._window.stop
-        self.step_interval, self.collect_times = self._window.interval, self._window.times
-        self.step_count_per_record = self._window.record
+        self._show_window()
         self.output_dir = str(self._settings.output_dir)
         self.current_step = self._settings.first
         self.monitors: dict[str, MonitorSettings] = {one.key: one for one in self._settings.monitors}
         self.rank = current_rank()
         self.writer = self._open_files()
+        self._live: LiveControl | None = None
+        if is_live(config_path, self._settings.mode):
+            first = min(self._settings.ranks or {0})
+            self._live = LiveControl(config_path, self._settings, writes=self.rank == first)  # type: ignore[arg-type]
+            self._window = Window(0, 0, 1, 1, 0)
+        self._given: tuple[Any, Any, Mapping[str, Any]] = (None, None, {})
+        older = OlderSettings() if self._settings.mode is Mode.V2 else read_older(self.config)
+        self._older = Older(older, self._settings.mode, self._failed)
         self._output = Output(
             self.writer,
             rounds=self._settings.mode is Mode.V2,
             asynchronous=self._settings.asynchronous,
+            digits=older.digits,
         )
         self._manifest: Manifest | None = None
         self._discards: Hooks | None = None
@@ -74,7 +95,7 @@ class TrainerMonitorV2:
         self._steps: StepHooks | None = None
         self._running: list[Monitor] = []
         self._counts_itself = False
-        self._due = False
+        self._due = self._watching = False
         self._said_manual = False
         self._said_step = -1
 
@@ -105,32 +126,37 @@ class TrainerMonitorV2:
             self.rank = rank
             self.writer = self._output.files = self._open_files()
         if not self._is_target():
+            self._start_elsewhere(model, optimizer)
             return
-        for settings in self._settings.monitors:
-            check_needs(settings.kind, model, optimizer)
+        if self._live is None:
+            for settings in self._settings.monitors:
+                check_needs(settings.kind, model, optimizer)
         self._take_start(context)
+        self._given = model, optimizer, context
         self._host = self._make_host(model, optimizer)
         try:
             self._output.open(self.rank)
-            for settings in self._settings.monitors:
-                self._begin(settings, context)
+            if self._live is None:
+                self._begin_all(self._host)
             # As in msProbe it holds while stopped, too.
             self._counts_itself = optimizer is not None and self._settings.patch is not False
             if optimizer is not None:
                 self._steps = self._host.steps(self._before_update, self._after_update)
                 self._steps.install()
-            if self._settings.mode is Mode.EXTENDED:
-                self._discards = self._host.discards(self._discard)
-                self._discards.install()
         except BaseException:
             self._end()
             raise
-        self._report(self._host)
+        if self._live is None:
+            self._report(self._host)
+        else:
+            logger.info("[monitor_v2] rank %d waits for dynamic_on in %s", self.rank, self._live.path)
         self._arm()
 
     def step(self, from_optimizer: bool = False) -> None:
         """Ends a training step: its rows are written if it is in the window."""
         if not self._is_target():
+            if self._host is not None and not self._counts_itself:
+                self._leave_elsewhere(self._host)
             return
         if self._steps is not None and not self._steps.counts:
             self._counts_itself = False
@@ -150,6 +176,8 @@ class TrainerMonitorV2:
     def stop(self) -> None:
         """Takes all hooks away; rows of a step that has not ended are dropped. May be called again."""
         if not self._is_target():
+            self._remove(self._steps)
+            self._steps = self._host = None
             return
         dropped = sum(map(len, self._running))
         if dropped and self._settings.mode is not Mode.V2:
@@ -189,10 +217,36 @@ class TrainerMonitorV2:
 
         return TorchRows(model, optimizer, self._failed, _warn, **flags)
 
+    def _start_elsewhere(self, model: Any, optimizer: Any) -> None:
+        """On a rank that is not watched, but ends with the others."""
+        if not self._older.ends_training:
+            return
+        self._host = host = self._make_host(model, optimizer)
+        if optimizer is not None and self._settings.patch is not False:
+            self._counts_itself = True
+            self._steps = host.steps(lambda: None, lambda: self._leave_elsewhere(host))
+            self._steps.install()
+
+    def _leave_elsewhere(self, host: Host) -> None:
+        more = getattr(host, "more", None)
+        self._older.leave(self.current_step, None if more is None else more())
+
+    def _begin_all(self, host: Host, *, goes_on: bool = False) -> None:
+        _, _, context = self._given
+        self._watching = True
+        for settings in self._settings.monitors:
+            self._begin(settings, context)
+        self._begin_older(host, context, goes_on=goes_on)
+        if self._settings.mode is Mode.EXTENDED:
+            self._discards = host.discards(self._discard)
+            self._discards.install()
+
     def _begin(self, settings: MonitorSettings, context: Mapping[str, Any]) -> None:
         assert self._host is not None
         monitor = Monitor(settings, extended=self._settings.mode is Mode.EXTENDED)
-        add = monitor.rows.add
+        monitor.chosen = self._older.chosen(settings, monitor.chosen)
+        monitor.rows.clock = self._older.clock
+        add = self._older.filtered(settings, monitor.rows.add)
         if settings.kind == "module":
             monitor.hooks = self._host.calls(
                 add, monitor.chosen, evaluation=settings.evaluation, repeated=settings.repeated
@@ -209,6 +263,22 @@ class TrainerMonitorV2:
         self._running.append(monitor)
         if monitor.hooks is not None:
             monitor.hooks.install()
+
+    def _begin_older(self, host: Host, context: Mapping[str, Any], *, goes_on: bool) -> None:
+        """After the monitors."""
+        told = (context.get("micro_batch_number"), context.get("grad_acc_steps"))
+        counts = (*(one.micro for one in self._running if one.settings.kind == "weight_grad"), *told, 1)
+        more = getattr(host, "more", None)
+        self._older.begin(
+            None if more is None else more(),
+            self.rank,
+            self._settings.output_dir,
+            {one.settings.kind: one.chosen for one in self._running},
+            self._settings.monitors,
+            next(one for one in counts if isinstance(one, int) and one > 0),
+            context,
+            goes_on,
+        )
 
     def _collectives(self, settings: MonitorSettings, add: AddCall) -> Hooks | None:
         assert self._host is not None
@@ -230,17 +300,25 @@ class TrainerMonitorV2:
         return hooks
 
     def _end(self) -> None:
+        self._end_all()
+        self._remove(self._steps)
+        self._steps, self._host = None, None
+
+    def _remove(self, hooks: Hooks | StepHooks | None) -> None:
+        if hooks is not None:
+            try:
+                hooks.remove()
+            except Exception as error:
+                self._failed(error)
+
+    def _end_all(self) -> None:
         """Each monitor's hooks go, whatever becomes of the others'."""
-        hooks = [monitor.hooks for monitor in self._running if monitor.hooks is not None]
-        for one in (*hooks, self._steps, self._discards):
-            if one is not None:
-                try:
-                    one.remove()
-                except Exception as error:
-                    self._failed(error)
-        self._running, self._steps, self._discards, self._host = [], None, None, None
-        self._due = False
+        for hooks in (*(monitor.hooks for monitor in self._running), self._discards):
+            self._remove(hooks)
+        self._running, self._discards = [], None
+        self._due = self._watching = False
         self._output.close()
+        self._older.end()
         if self._manifest is not None:
             self._manifest.ended(self.current_step, self._output.written, self.write_errors, self.discarded)
             self._manifest = None
@@ -270,6 +348,7 @@ class TrainerMonitorV2:
                     hooks.remove()
                 else:
                     hooks.arm(self._due)
+        self._older.arm(self._due, over)
         if self._due and self._steps is not None and not self._steps.counts:
             self._before_update()
 
@@ -290,6 +369,7 @@ class TrainerMonitorV2:
             return
         for monitor in self._running:
             self._attempt(self._take_before, monitor, self._host)
+        self._older.before_update()
 
     def _take_before(self, monitor: Monitor, host: Host) -> None:
         kind = monitor.settings.kind
@@ -339,7 +419,59 @@ class TrainerMonitorV2:
             self._attempt(self._host.note_state)
         for monitor in self._running:
             monitor.clear()
+        self._older.ended(step)
+        if self._live is not None and self._host is not None:
+            self._follow_edits(self._live, self._host)
         self._arm()
+
+    def _follow_edits(self, live: LiveControl, host: Host) -> None:
+        """What the edited configuration says holds from the next step on."""
+        if self._watching and self._window.over(self.current_step):
+            self._end_all()
+            live.switch_off()
+            logger.info(
+                "[monitor_v2] step %d: all steps are collected, the monitoring ends", self.current_step - 1
+            )
+        change = live.poll(self.current_step)
+        if change is None:
+            return
+        if change.settings is None:
+            if self._watching:
+                self._end_all()
+                logger.info("[monitor_v2] step %d: the monitoring is switched off", self.current_step - 1)
+            if change.config.get("dynamic_on"):
+                live.switch_off()
+            return
+        model, optimizer, _ = self._given
+        try:
+            for one in change.settings.monitors:
+                check_needs(one.kind, model, optimizer)
+        except ValueError as error:
+            logger.error("[monitor_v2] %s is left out, the old configuration goes on: %s", live.path, error)
+            return
+        self._end_all()
+        self._take_settings(change.config, change.settings, change.older)
+        try:
+            self._output.open(self.rank)
+            self._begin_all(host, goes_on=True)
+        except BaseException:
+            self._end_all()
+            raise
+        self._report(host)
+
+    def _take_settings(self, config: dict[str, Any], settings: Settings, older: OlderSettings) -> None:
+        """Those of an edited configuration."""
+        self.config, self._settings, self._window = config, settings, settings.window
+        self.monitors = {one.key: one for one in settings.monitors}
+        self._show_window()
+        self._older = Older(older, settings.mode, self._failed)
+        self._output.digits = older.digits
+
+    def _show_window(self) -> None:
+        window = self._window
+        self.start_step, self.stop_step = window.start, window.stop
+        self.step_interval, self.collect_times = window.interval, window.times
+        self.step_count_per_record = window.record
 
     def _publish(self, step: int) -> None:
         """Hands the step's rows over, with one transfer from the device for all of them."""
@@ -351,7 +483,8 @@ class TrainerMonitorV2:
         first, last = self._window.span(step)
         filled = [monitor for monitor in self._running if len(monitor)]
         readings = [(*monitor.rows.readings, *monitor.calls.readings()) for monitor in filled]
-        fetched = Fetched([one for some in readings for one in some], host.backend)
+        more = self._older.complete()
+        fetched = Fetched([one for some in readings for one in some], host.backend, more)
         tables = [
             MonitorTable(
                 f"{slug(monitor.settings.key)}_step{first}-{last}",
@@ -359,9 +492,11 @@ class TrainerMonitorV2:
                 self._finishing(monitor, fetched),
                 monitor.settings.ops,
                 monitor.keys,
+                self._older.watch(monitor.settings),
             )
             for monitor, own in zip(filled, readings, strict=True)
         ]
+        tables += self._older.tables((first, last), fetched)
         for monitor in self._running:
             if monitor in filled:
                 monitor.empty = -1
@@ -379,12 +514,13 @@ class TrainerMonitorV2:
 
     def _finishing(self, monitor: Monitor, fetched: Fetched) -> Callable[[], tuple[Rows, Floats]]:
         """What gives a monitor's rows later, without the monitor."""
-        finish = partial(fetched.table, wide=not set(monitor.settings.ops) <= set(OPS))
+        settings, older = monitor.settings, self._older
+        finish = partial(fetched.table, wide=not set(settings.ops) <= {*OPS, *FACTS})
         if monitor.settings.kind == "cc":
             calls, plainly = monitor.calls.taken(), self._settings.mode is Mode.V2
             return lambda: calls.merged(finish, plainly=plainly)
         rows = monitor.rows.taken()
-        return lambda: (rows, finish(rows.readings))
+        return lambda: (older.finish(settings, rows, fetched), finish(rows.readings))
 
     # -- failures ---------------------------------------------------------------------------------------------------
 
