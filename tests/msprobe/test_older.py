@@ -238,13 +238,12 @@ def test_stacks_are_a_table_of_the_first_step_that_is_written(tmp_path: Path) ->
 # -- columns, names, targets ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", [{}, {"extended": True}])
-def test_what_tensors_are(tmp_path: Path, mode: dict[str, Any]) -> None:
+def test_what_tensors_are(tmp_path: Path) -> None:
     run = Run(
         tmp_path,
         monitors=monitors("param", ops=["norm", "zeros", "shape", "dtype", "id"], eps=0.3)
         | monitors("module", ops=["zeros", "dtype"], targets=["head"]),
-        **mode,
+        extended=True,
     )
     truth = {name: one.detach().clone() for name, one in run.model.named_parameters()}
     run.step(torch.tensor([[0.0, 1e-9, 1e-7, 1.0]]), stop=True)

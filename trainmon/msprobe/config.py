@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 OPS = ("min", "max", "mean", "norm", "nans")
-#: What a tensor is, as msProbe's older monitor has it; not with ``compat``, and not of ``cc``.
+#: What a tensor is, as msProbe's older monitor has it; of ``extended``, and not of ``cc``.
 FACTS = ("zeros", "id", "shape", "dtype")
 #: Of ``extended``.
 MORE_OPS = ("n", "sum", "sumsq", "absmax", "rms", "n_posinf", "n_neginf", "n_zero", "first_bad")
@@ -315,8 +315,8 @@ def _monitor(key: str, kind: str, own: Mapping[str, Any], mode: Mode) -> Monitor
     if mode is Mode.V2 or kind == "cc":
         _eps(own, key)  # says what is wrong
     extended = mode is Mode.EXTENDED
-    facts = () if mode is Mode.V2 or kind == "cc" else FACTS
-    ops = _ops(own, key, (*OPS, *MORE_OPS, *facts) if extended else (*OPS, *facts))
+    facts = () if kind == "cc" else FACTS
+    ops = _ops(own, key, (*OPS, *MORE_OPS, *facts) if extended else OPS)
     targets = _targets(own, key, mode) if kind == "module" or (extended and kind != "cc") else ()
     if kind == "module":
         return MonitorSettings(
