@@ -132,6 +132,8 @@ class UpdatesProbe:
             return Sample((), lambda frame, read: None)
         often, self._last = self._last == event.step - 1, event.step
         names, tensors = self._weights()
+        if not self._there:
+            return Sample((), lambda frame, read: None)
         version = begin.model.version()
         fits = [_fit(self._copies.get(name), tensor) for name, tensor in zip(names, tensors, strict=True)]
         made_anew = any(name in self._copies and not fit for name, fit in zip(names, fits, strict=True))
@@ -163,7 +165,10 @@ class UpdatesProbe:
 
     def _weights(self) -> tuple[list[str], list[Any]]:
         """Those that this rank contributes, live."""
-        view, self._masters = weights_of(self._context.begin, self._source)
+        begin = self._context.begin
+        view, self._masters = weights_of(begin, self._source)
+        # They may be where the host can't look.
+        self._there = bool(view.names or begin.model is None or not begin.model.parameter_names())
         mine = [
             index
             for index, owned in enumerate(owned_flags(view).tolist())

@@ -71,6 +71,8 @@ class WeightsProbe:
         if begin.model is None:
             return Sample((), lambda frame, read: None)
         view, masters = weights_of(begin, self._source)
+        if not view.names and begin.model.parameter_names():
+            return Sample((), lambda frame, read: None)  # they are where the host can't look
         self._say_source(event.step, view, masters)
         if self._per_parameter and self._rows.extend(view.names):
             self.stale = True

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.hosts.mindformers.pynative.conftest import Runs
+from tests.hosts.mindformers.pynative.runs import Runs
 from tests.hosts.mindformers.pynative.scenarios import VERSIONS, sequences
 
 #: How a line of the host's log ends.

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from tests.hosts.mindformers.pynative.conftest import Runs
+from tests.hosts.mindformers.pynative.runs import Runs
 
 
 def approx(value: float, rel: float = 1e-6) -> object:

@@ -1,4 +1,5 @@
-"""What the host's own sections ask for: ``monitor.train_state``, ``monitor.moe_monitor``, ``monitor.tensorboard``.
+"""What the host's own sections ask for: ``monitor.train_state``, ``monitor.moe_monitor``, ``monitor.tensorboard``; the
+attention logits that Muon's QK-clip and ``MaxLogitsMonitor`` make the model keep.
 
 Names of ``local_norm`` and ``device_norm`` are substrings, not regular expressions. Versions differ: 1.9.0 knows
 ``train_state`` with bools and no ``moe_monitor``; the directory of TensorBoard has another key before 2.1.0.
@@ -154,7 +155,7 @@ class HostSettings:
 def settings_of(args: Any) -> HostSettings:
     """The host's settings that trainmon follows; ``args`` is its configuration."""
     found = HostSettings()
-    for follow in (_norms, _losses, _experts, _tensorboard, _training):
+    for follow in (_norms, _losses, _experts, _logits, _tensorboard, _training):
         try:
             follow(args, found)
         except (TypeError, ValueError) as error:
@@ -201,6 +202,21 @@ def _experts(args: Any, found: HostSettings) -> None:
     )
     if found.experts is not None:
         found.taken.append("monitor.moe_monitor")
+
+
+def _logits(args: Any, found: HostSettings) -> None:
+    """The model keeps its largest logits where one of these is there: to look at them costs next to nothing."""
+    optimizer = read(args, "optimizer")
+    for entry in read(args, "callbacks") or ():
+        if read(entry, "type") == "MaxLogitsMonitor":
+            every = read(entry, "step_interval")
+            whole = isinstance(every, int) and not isinstance(every, bool) and every > 0
+            found.put("callbacks: MaxLogitsMonitor", "attention", every=every if whole else 1, per_head=True)
+    if read(optimizer, "type") == "Muon" and read(optimizer, "qk_clip_enabled") is not False:
+        limit = read(optimizer, "qk_clip_threshold")
+        number = isinstance(limit, int | float) and not isinstance(limit, bool) and limit > 0
+        found.put("optimizer: Muon with qk_clip", "attention", qk_clip=float(limit) if number else 100.0)
+        found.config["attention"].setdefault("every", 1)
 
 
 def _tensorboard(args: Any, found: HostSettings) -> None:
