@@ -494,6 +494,13 @@ def test_both_places_at_once_are_an_error(tmp_path: Path) -> None:
     assert GraphMonitor().monitor.config.every == 2 and config
 
 
+def test_train_precision_sync_is_looked_at(tmp_path: Path) -> None:
+    host = Trainer(tmp_path, {"train_precision_sync": True})
+    host.run(callback := host.build(), [outputs()])
+    (told,) = [event for event in host.events() if event["kind"] == "not_deterministic"]
+    assert told["level"] == "warning" and "train_precision_sync" in callback.settings.taken
+
+
 # -- what ends a run ----------------------------------------------------------------------------------------------------
 
 

@@ -30,6 +30,7 @@ def test_the_yaml_alone_makes_the_monitor(watched: Training) -> None:
     assert [record["step"] for record in watched.steps()] == [1, 2, 3, 4, 5, 6]
     (life,) = watched.lives()
     assert life["status"] == "completed" and life["last_step"] == 6
+    assert all(record["time/step"] > 0 for record in watched.steps()) and watched.steps()[-1]["time/eta"] == 0
     order = json.loads((watched.folder / "order.json").read_text())
     assert order[1:] == ["MFLossMonitor", "GraphMonitor", "Order", "Truth"]
     assert [event["text"] for event in watched.events() if event["level"] != "info"] == []

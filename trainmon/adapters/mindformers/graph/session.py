@@ -96,6 +96,9 @@ class GraphSession(Session):
         self._dumps = DumpReader(Path(dumps) / f"rank_{_rank()}", take=replaces) if dumps else None
         super().__init__(monitor, params, resumed_step, clips, "mindformers")
         self._early = EarlyLook(params.get("list_callback") or (), own, self._look_early)
+        if settings.precision_sync and mindspore.get_context("deterministic") != "ON":
+            text = "train_precision_sync is on, but MindSpore's deterministic mode is not: call trainmon.deterministic()"
+            self._tell_once("warning", "not_deterministic", text)
         if self._pipeline_cell and getattr(cell, "local_norm", False):
             self._tell_once(
                 "info",
