@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import sqlite3
 import sys
 
 __all__ = ["add_verbs", "run_verb"]
@@ -29,6 +30,16 @@ def add_verbs(parser: argparse.ArgumentParser) -> None:
     board.add_argument(
         "--processes", type=int, default=1, metavar="N", help="ranks that are converted at once"
     )
+    base = verbs.add_parser("db", help="tables as one SQLite file, monitor_data.trend.db")
+    base.add_argument("--data", required=True, metavar="DIR", help="output directory, as for tensorboard")
+    base.add_argument("--db", required=True, metavar="DIR", help="directory for the file")
+    base.add_argument(
+        "--mapping", metavar="FILE", help="JSON object: parts of names and what stands for them"
+    )
+    base.add_argument(
+        "--micro_step", choices=("true", "false"), default="true", help="the axis counts micro-batches"
+    )
+    base.add_argument("--process_num", type=int, default=1, metavar="N", help="ranks that are read at once")
     first = verbs.add_parser("anomalies", help="the earliest anomalies of all ranks")
     first.add_argument(
         "-d", "--data_path", dest="path", required=True, metavar="DIR", help="output directory"
@@ -44,8 +55,8 @@ def run_verb(options: argparse.Namespace) -> int:
     """Runs one; 2 for input that can't be used, with the reason on standard error, else 0."""
     logging.basicConfig(format="%(message)s")
     try:
-        return _anomalies(options) if options.what == "anomalies" else _tensorboard(options)
-    except (OSError, ValueError, ImportError) as error:
+        return {"anomalies": _anomalies, "db": _database, "tensorboard": _tensorboard}[options.what](options)
+    except (OSError, ValueError, ImportError, sqlite3.Error) as error:
         print(error, file=sys.stderr)
         return 2
 
@@ -57,6 +68,14 @@ def _tensorboard(options: argparse.Namespace) -> int:
         options.path, options.start, options.end, options.processes, options.type, options.out
     )
     print(out)
+    return 0
+
+
+def _database(options: argparse.Namespace) -> int:
+    from trainmon.msprobe.database import data2db
+
+    micro, processes = options.micro_step == "true", options.process_num
+    print(data2db(options.data, options.db, mapping=options.mapping, micro_step=micro, process_num=processes))
     return 0
 
 

@@ -12,16 +12,18 @@ if TYPE_CHECKING:
 
     from trainmon.msprobe.anomalies import analyse_anomalies as analyse_anomalies
     from trainmon.msprobe.converting import csv2tensorboard_by_step as csv2tensorboard_by_step
+    from trainmon.msprobe.database import data2db as data2db
     from trainmon.msprobe.reading import read as read
     from trainmon.msprobe.trainer import TrainerMonitorV2 as TrainerMonitorV2
 
-__all__ = ["TrainerMonitorV2", "analyse_anomalies", "csv2tensorboard_by_step", "install", "read"]
+__all__ = ["TrainerMonitorV2", "analyse_anomalies", "csv2tensorboard_by_step", "data2db", "install", "read"]
 
 #: What is imported once it is used, from where.
 _LAZY = {
     "TrainerMonitorV2": "trainer",
     "analyse_anomalies": "anomalies",
     "csv2tensorboard_by_step": "converting",
+    "data2db": "database",
     "read": "reading",
 }
 
