@@ -56,6 +56,15 @@ def training(**keys: Any) -> Keys:
     return {"training": keys}
 
 
+#: Two looks at what is usual, then whatever is a hundred times that.
+SPIKE: Keys = {
+    "series": ["grad/norm"],
+    "name": "spike",
+    "detector": "ewma",
+    "parameters": {"k": 10, "log": True, "warmup": 2},
+    "action": "log",
+}
+
 _COMMON: list[Keys] = [
     {"name": "everything", "api": EVERYTHING},
     {"name": "unwatched"},
@@ -117,17 +126,34 @@ _NEWEST: list[Keys] = [
         "api": {**QUIET, "health": rule("grad/norm", "log")},
     },
     {"name": "raised", "raises": 2, "api": QUIET},
-    {"name": "half", "model": {"dtype": "float16"}, "api": {**EVERYTHING, "updates": {"every": 1}}},
+    {
+        "name": "half",
+        "model": {"dtype": "float16"},
+        "host": {"monitor": {"train_state": {"local_norm": True}}},
+        "api": {**EVERYTHING, "updates": {"every": 1}, "spectral": {"every": 1, "elements": 1 << 30}},
+    },
     {"name": "idle", "model": {"idle": True}, "host": training(steps=1), "api": EVERYTHING},
+    {
+        "name": "epochs",
+        "host": training(steps=4),
+        "api": {**QUIET, "sinks": {"log": False, "blackbox": {"events": 4096}}},
+        "data": 8,
+    },
     {
         "name": "zero",
         "host": training(max_norm=0.0, steps=1),
         "api": {**QUIET, "gradients": {"per_parameter": True}},
     },
     {
+        "name": "spikes",
+        "host": training(steps=4, max_norm=1e9),
+        "model": {"spike_at": 5},
+        "api": {**QUIET, "health": {"rules": [SPIKE]}},
+    },
+    {
         "name": "logits",
         "model": {"logits": True},
-        "logits_monitor": True,
+        "logits_monitor": 2,
         "api": {**QUIET, "attention": {"every": 1, "per_head": True}},
     },
     {"name": "resets", "model": {"logits": True}, "api": {**QUIET, "attention": {"every": 1}}},

@@ -149,7 +149,7 @@ def test_logits_that_the_model_keeps(runs: Runs) -> None:
     assert not ours(runs, "logits")
     theirs = [line.partition(" - INFO - ")[2] for line in runs.lines("logits", "max_attention_logit/")]
     own = [line for line in ours(runs, "resets") if "max_attention_logit/" in line]
-    assert own == theirs and len(own) == 9
+    assert own[3:6] == theirs and len(own) == 9
     assert [record["attention/max_logit"] for record in runs.records("resets")] == [2.0, 4.0, 6.0]
     assert runs.kinds("resets").count("logits_reset") == 1
 

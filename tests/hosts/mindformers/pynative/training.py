@@ -51,7 +51,8 @@ class Scenario:
         dies: lets what it raises end the process.
         load: a checkpoint to go on from.
         broken: what of trainmon raises: ``module:name`` or ``module:class.name``.
-        logits_monitor: the host's MaxLogitsMonitor is there, too.
+        logits_monitor: the host's MaxLogitsMonitor is there, too, every so many steps.
+        data: number of sequences.
         plain: trains by ``mindspore.train.Model`` instead, with batches of a whole step.
     """
 
@@ -64,7 +65,8 @@ class Scenario:
     dies: bool = False
     load: str | None = None
     broken: tuple[str, ...] = ()
-    logits_monitor: bool = False
+    logits_monitor: int = 0
+    data: int = SEQUENCES
     plain: bool = False
 
 
@@ -147,6 +149,7 @@ class Tiny(nn.Cell):
         experts: whether layers with experts stand in it: 0 without and 1 with a router, of which the first counts alone.
         idle: a parameter that takes no part.
         nan_at: the forward pass, from 1, whose loss is not a number.
+        spike_at: that whose loss is a thousand times too large.
         result: how the loss is returned: ``tensor``, ``dict`` or ``tuple``.
         logits: keeps the largest attention logits.
     """
@@ -157,6 +160,7 @@ class Tiny(nn.Cell):
         experts: bool = False,
         idle: bool = False,
         nan_at: int = 0,
+        spike_at: int = 0,
         result: str = "tensor",
         logits: bool = False,
     ) -> None:
@@ -175,7 +179,8 @@ class Tiny(nn.Cell):
             self.idle = matrix("idle", 3)
         self.decoder = Block([Layer(Experts(False)), Layer(Experts(True))] if experts else [])
         self.kept = Parameter(Tensor(np.zeros(2), mindspore.float32), name="kept", requires_grad=False)
-        self.calls, self.nan_at, self.result, self.logits = 0, nan_at, result, logits
+        self.calls, self.nan_at, self.spike_at = 0, nan_at, spike_at
+        self.result, self.logits = result, logits
 
     def construct(self, input_ids: Any, labels: Any) -> Any:
         self.calls += 1
@@ -189,6 +194,8 @@ class Tiny(nn.Cell):
             self.kept.copy_(ops.maximum(self.kept, top))
         if self.calls == self.nan_at:
             loss = loss * float("nan")
+        if self.calls == self.spike_at:
+            loss = loss * 1000.0
         return {"tensor": loss, "dict": {"loss": loss}, "tuple": (loss, logits)}[self.result]
 
     def to_empty(self, *_arguments: Any, **_keywords: Any) -> None:
@@ -327,7 +334,9 @@ def configuration(scenario: Scenario) -> dict[str, Any]:
         entry = {"type": "TrainMonitor", "auto_register": "trainmon_mf.TrainMonitor", **scenario.entry}
         found["callbacks"] = [entry]
     if scenario.logits_monitor:
-        found.setdefault("callbacks", []).append({"type": "MaxLogitsMonitor"})
+        found.setdefault("callbacks", []).append(
+            {"type": "MaxLogitsMonitor", "step_interval": scenario.logits_monitor}
+        )
     return found
 
 
@@ -342,7 +351,7 @@ def train(scenario: Scenario) -> dict[str, Any]:
         callbacks.append(Raises(scenario.raises))
     keys = configuration(scenario)
     batch = keys["training"]["local_batch_size"] if BATCH_IS_MICRO else BATCH
-    data = dataset(SEQUENCES, batch)
+    data = dataset(scenario.data, batch)
     found: dict[str, Any] = {"version": VERSION, "steps": truth.steps}
     try:
         trainer = Trainer(config=keys, model=model, train_dataset=data, callbacks=callbacks)
