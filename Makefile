@@ -176,7 +176,7 @@ soak: build ## the long campaigns of the tests (tens of minutes)
 PEERS := mindstudio-probe pandas pytz python-dateutil six tzdata openpyxl et_xmlfile tqdm einops matplotlib contourpy \
     cycler fonttools kiwisolver pyparsing
 
-bench: build ## benchmarks/RESULTS.md and OVERHEAD.md
+bench: build ## benchmarks/RESULTS.md, OVERHEAD.md and MSPROBE.md
 	[ -d build/peers ] || $(PY) -m pip install -q --no-deps --target build/peers $(PEERS) ||
 	    echo "msProbe can't be had here: its rows are left out"
 	$(PY) -m benchmarks $(BENCH_ARGS)

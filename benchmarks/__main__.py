@@ -1,5 +1,5 @@
-"""``python -m benchmarks [--quick] [kernels] [overhead]``: written to RESULTS.md and OVERHEAD.md in this folder, with the
-machine described."""
+"""``python -m benchmarks [--quick] [kernels] [overhead] [msprobe]``: written to RESULTS.md, OVERHEAD.md and MSPROBE.md in
+this folder, with the machine described."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ from benchmarks import (
     sinks,
     spectral,
     staging,
+    vs_msprobe,
 )
 from trainmon.ops import build_info, cpu_info
 
@@ -99,17 +100,32 @@ What the arms are and how they are measured: `benchmarks/overhead.py`.
 """
 
 
+def against_msprobe(quick: bool) -> str:
+    """The page of what the drop-in costs beside msProbe's Monitor V2."""
+    return f"""# The drop-in beside msProbe's Monitor V2
+
+{written()}
+What the arms are and how they are measured: `benchmarks/vs_msprobe.py`.
+
+{table(vs_msprobe.measure(quick))}
+"""
+
+
 def written() -> str:
     """When and where."""
     return f"Written by `make bench` on {datetime.date.today().isoformat()}. Machine: {machine()}."
 
 
-PARTS = {"kernels": (kernels, "RESULTS.md"), "overhead": (step_cost, "OVERHEAD.md")}
+PARTS = {
+    "kernels": (kernels, "RESULTS.md"),
+    "overhead": (step_cost, "OVERHEAD.md"),
+    "msprobe": (against_msprobe, "MSPROBE.md"),
+}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("parts", nargs="*", help=f"{' or '.join(PARTS)}; both if none is named")
+    parser.add_argument("parts", nargs="*", help=f"{' or '.join(PARTS)}; all if none is named")
     parser.add_argument(
         "--quick", action="store_true", help="seconds instead of minutes; prints, writes nothing"
     )

@@ -212,6 +212,39 @@ def test_targets(caplog: pytest.LogCaptureFixture) -> None:
     assert monitor("module", Mode.EXTENDED, targets="fc").targets == ("fc",)
 
 
+def test_patterns_that_are_none(caplog: pytest.LogCaptureFixture) -> None:
+    assert monitor("cc", cc_codeline=["a(", "b"]).codelines == ("b",)
+    assert "'a(' is no regular expression" in caplog.text
+    assert monitor("param", Mode.EXTENDED, targets=["re:(", "!re:[", "w"]).targets == ("w",)
+
+
+@pytest.mark.parametrize("value", ["own ", 1, None])
+def test_views_of_gradients(value: Any, caplog: pytest.LogCaptureFixture) -> None:
+    assert monitor("weight_grad", Mode.EXTENDED, grad_view="own").own
+    assert not monitor("weight_grad", grad_view="own").own
+    assert "grad_view needs extended" in caplog.text
+    assert not monitor("weight_grad", Mode.EXTENDED, grad_view=value).own
+    assert "must be one of ['accumulated', 'own']" in caplog.text
+
+
+def test_passes_that_are_left_out() -> None:
+    for mode in (Mode.V2, Mode.DEFAULT):
+        one = monitor("module", mode, include_eval=False)
+        assert one.evaluation and one.repeated
+    one = monitor("module", Mode.EXTENDED)
+    assert not one.evaluation and not one.repeated
+    one = monitor("module", Mode.EXTENDED, include_eval="yes", include_recompute=True)
+    assert one.evaluation and one.repeated
+
+
+@pytest.mark.parametrize("value", ["3", True, -1, None, 2.0])
+def test_the_first_step_is_a_number(value: Any, caplog: pytest.LogCaptureFixture) -> None:
+    assert settings(start_iteration=value).first == 0
+    assert "start_iteration" in caplog.text
+    assert settings(start_iteration=7).first == 7
+    assert settings(Mode.V2, start_iteration=7).first == 0
+
+
 def test_the_older_form_of_cc() -> None:
     one = monitor(
         "cc", cc_distribution={"cc_pre_hook": True, "cc_codeline": ["a"]}, cc_log_only=True, module_ranks=[2]

@@ -402,6 +402,37 @@ def test_an_optimizer_without_moments_is_said_once(tmp_path: Path, caplog: pytes
 
 
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("monitor", "keys", "reason"),
+    [
+        ("module", {"targets": ["nothing has this name"]}, "no module that targets select was called"),
+        ("weight_grad", {}, "no parameter has had a gradient"),
+        ("param", {}, "the optimizer has not stepped"),
+        ("optimizer", {}, "keeps neither exp_avg nor exp_avg_sq"),
+    ],
+)
+def test_a_monitor_without_rows_says_why(
+    tmp_path: Path, monitor: str, keys: Any, reason: str, mode: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """T-43."""
+    net = model()
+    net.requires_grad_(monitor not in ("weight_grad", "optimizer"))
+    entry = config(tmp_path, monitor, mode=mode, patch_optimizer_step=False)
+    entry["monitors"][monitor] |= keys
+    mon = TrainerMonitorV2(entry)
+    optimizer = adam(net)
+    mon.start(net, optimizer)
+    for _ in range(5):
+        if monitor != "param":
+            net(torch.ones(2, 3))
+            optimizer.step()
+        mon.step()
+    mon.stop()
+    assert caplog.text.count(reason) == 1
+    assert f"'{monitor}' had no rows in 3 written steps" in caplog.text
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_a_restart_with_other_columns(tmp_path: Path, mode: str) -> None:
     """T-21, T-22, D18, D19."""
     for ops in (["min", "max"], ["norm"], ["norm"], ["min", "max"]):
@@ -541,14 +572,29 @@ def test_two_models_do_not_disturb_each_other(tmp_path: Path) -> None:
 def test_outside_the_window_nothing_is_read(
     tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """T-36, T-37."""
+    """T-36, T-37: no reduction, no row with its name, no look at the state."""
+    from trainmon.adapters.torch_rows import TorchRows
     from trainmon.adapters.torch_rows.meter import Meter
+    from trainmon.msprobe.tables import Rows
 
     read: list[int] = []
     original = Meter.read
     monkeypatch.setattr(
         Meter, "read", lambda self, tensors: read.append(len(tensors)) or original(self, tensors)
     )
+    for owner, name in (
+        (Rows, "add"),
+        (TorchRows, "moments"),
+        (TorchRows, "gradients"),
+        (TorchRows, "weights"),
+    ):
+        done = getattr(owner, name)
+
+        def noted(*given: Any, done: Any = done, **more: Any) -> Any:
+            read.append(0)
+            return done(*given, **more)
+
+        monkeypatch.setattr(owner, name, noted)
     net = model()
     optimizer = adam(net)
     mon = TrainerMonitorV2(config(tmp_path, *FOUR, mode=mode, start_step=2, step_interval=2, collect_times=2))
