@@ -101,6 +101,81 @@ def found(directory: Path, monitor: str, rank: int, scope: str) -> dict[str, flo
     }
 
 
+def before_reduction(root: str) -> dict[str, dict[str, float]]:
+    """By kind of FSDP, what autograd says of this rank alone."""
+    import copy
+
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+    from torch.utils.checkpoint import checkpoint
+
+    from trainmon.msprobe import TrainerMonitorV2
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.inner = nn.Linear(6, 4), nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = checkpoint(self.inner, self.first(x), use_reentrant=False)
+            return out
+
+    found = {}
+    for kind in ("fsdp2", "fsdp1"):
+        torch.manual_seed(0)
+        net: Any = Model()
+        alone = copy.deepcopy(net)
+        if kind == "fsdp2":
+            mesh = init_device_mesh("cpu", (2,))
+            fully_shard(net.inner, mesh=mesh)
+            fully_shard(net, mesh=mesh)
+        else:
+            net.inner = FullyShardedDataParallel(
+                net.inner, use_orig_params=True, device_id=torch.device("cpu")
+            )
+            net = FullyShardedDataParallel(net, use_orig_params=True, device_id=torch.device("cpu"))
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
+        entry = config(Path(root) / kind, "weight_grad", mode="extended")
+        entry["monitors"]["weight_grad"] |= {
+            "micro_batch_number": 2,
+            "monitor_mbs_grad": True,
+            "grad_view": "own",
+        }
+        mon = TrainerMonitorV2(entry)
+        mon.start(net, optimizer)
+        torch.manual_seed(dist.get_rank())
+        norms: dict[str, float] = {}
+        for step in range(2):
+            optimizer.zero_grad()
+            for micro in range(2):
+                x = torch.randn(5, 6)
+                own = torch.autograd.grad(alone(x).square().mean(), list(alone.parameters()))
+                for (name, _), gradient in zip(alone.named_parameters(), own, strict=True):
+                    norms[f"{step} {micro + 1} {name}"] = float(gradient.norm())
+                net(x).square().mean().backward()
+            optimizer.step()
+        mon.stop()
+        found[kind] = norms
+    return found
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_each_micro_batchs_gradient_before_the_reduction(tmp_path: Path) -> None:
+    """D22: of the whole parameters, this rank's own, each once although its pass is repeated."""
+    truth = on_ranks(2, before_reduction, str(tmp_path))
+    for rank in range(2):
+        for kind, norms in truth[rank].items():
+            shown = [row for row in rows(tmp_path / kind, "weight_grad", rank) if row["scope"] == "unreduced"]
+            got = {
+                f"{row['step']} {row['micro_step']} {row['module_name']}": float(row["norm"]) for row in shown
+            }
+            assert len(got) == len(shown)
+            assert got == pytest.approx(norms, rel=1e-5)
+
+
 @pytest.mark.parametrize(("kind", "mode", "patched"), CASES)
 @pytest.mark.filterwarnings("ignore")
 def test_rows_are_of_this_ranks_part(runs: tuple[Path, Any], kind: str, mode: str, patched: bool) -> None:
@@ -122,6 +197,6 @@ def test_rows_are_of_this_ranks_part(runs: tuple[Path, Any], kind: str, mode: st
         for scope in ("unreduced", "reduced")
     )
     if mode == "extended" and kind != "ddp":
-        assert not unreduced  # FSDP reduces before anybody can look
+        assert not unreduced  # FSDP sums up reduced gradients only
     elif mode == "default":
         assert unreduced == reduced  # the scopes join

@@ -190,7 +190,7 @@ class TrainerMonitorV2:
         first = context.get("start_iteration")
         if self._settings.mode is Mode.V2 or first is None:
             return
-        if not isinstance(first, int) or first < 0:
+        if not isinstance(first, int) or isinstance(first, bool) or first < 0:
             _warn(f"start_iteration must be an integer of at least 0, not {first!r}; ignored")
         elif self.current_step == self._settings.first:
             self.current_step = first

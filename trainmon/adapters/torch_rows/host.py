@@ -25,6 +25,7 @@ from trainmon.adapters.torch_rows.names import (
 from trainmon.adapters.torch_rows.passes import Passes
 from trainmon.adapters.torch_rows.state import state_of, states_of
 from trainmon.adapters.torch_rows.steps import StepHooks
+from trainmon.adapters.torch_rows.unsharded import UnshardedHooks
 from trainmon.backend import Backend
 from trainmon.backend.statistics import Reading
 
@@ -116,25 +117,26 @@ class TorchRows:
     def accumulated(
         self, add: AddRow, chosen: Chosen, *, count: int, each: bool, own: bool = False
     ) -> GradientHooks:
-        """Gradients as micro-batches add to them; ``own``: what each adds. Extended, there are none under FSDP, which
-        reduces them inside backward."""
+        """Gradients as micro-batches add to them; ``own``: what each adds. Extended, they are under FSDP this rank's
+        before the reduction; summed up there are none, because FSDP keeps reduced sums alone."""
         parameters = [one for one in self._parameters if chosen(one.name)]
+        given = parameters, self._meter, add, self._failed
+        wanted: dict[str, Any] = {"count": count, "each": each, "say": self._say, "empty": not self._extended}
         if self._extended and self._sharded:
-            self._say("no 'unreduced' rows: FSDP reduces gradients before they can be seen")
-            parameters = []
+            if own or count == 1:
+                return UnshardedHooks(list(named_modules(self._model)), *given, own=True, **wanted)
+            self._say(
+                "no 'unreduced' rows: FSDP reduces the gradients of each micro-batch before it adds them up; set "
+                "grad_view to 'own' for each one's"
+            )
+            given = [], *given[1:]
         return GradientHooks(
-            parameters,
-            self._meter,
-            add,
-            self._failed,
-            count=count,
-            each=each,
-            say=self._say,
+            *given,
             sharded=self._sharded,
-            models=flattened(self._model) if parameters else [],
+            models=flattened(self._model) if given[0] else [],
             own=own,
             on_nodes=self._as_msprobe,
-            empty=not self._extended,
+            **wanted,
         )
 
     def collectives(
