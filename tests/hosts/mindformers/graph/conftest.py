@@ -50,10 +50,11 @@ def in_pynative_context(tmp_path_factory: pytest.TempPathFactory) -> Training:
     """The same in context mode 1, registered by importing the adapter; the configuration in a file of its own."""
     here = folder(tmp_path_factory, "context_1")
     own = {key: value for key, value in EVERYTHING.items() if key != "type"}
+    own["attention"] = {"every": 1, "rows": 0}
     (here / "monitor.yaml").write_text(_yaml(own))
     entry = {"type": "TrainMonitor", "config": "monitor.yaml"}
     file = write(here, [entry], runner_config__epochs=2, context__mode=1)
-    return train(here, file, 3, "Truth", watch=True)
+    return train(here, file, 3, "Truth", "Logits", watch=True)
 
 
 @pytest.fixture(scope="session")

@@ -50,6 +50,40 @@ class Truth(Callback):
         np.savez("truth.npz", **{name: np.stack(values) for name, values in self.kept.items()})
 
 
+class Logits(Callback):
+    """Largest logits and mean softmax denominators of each layer and step, from queries and keys on their way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: dict[str, Any] = {}
+        self.kept: list[list[tuple[float, float]]] = []
+
+    def on_train_epoch_begin(self, run_context: Any) -> None:
+        if self.seen:
+            return
+        for path, cell in run_context.original_args().network.network.cells_and_names():
+            if hasattr(cell, "apply_rotary_emb"):
+                self.seen[path] = None
+                cell.apply_rotary_emb.register_forward_hook(self._hook(path))
+
+    def _hook(self, path: str) -> Any:
+        def look(_cell: Any, _inputs: Any, outputs: Any) -> None:
+            q, k = (one.asnumpy().astype(np.float64) for one in outputs[:2])
+            logits = q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1])
+            size = logits.shape[-1]
+            logits = np.where(np.tri(size, dtype=bool), logits, -np.inf)
+            sums = np.exp(logits - logits.max(-1, keepdims=True)).sum(-1)
+            self.seen[path] = logits.max(), sums.mean()
+
+        return look
+
+    def on_train_step_end(self, run_context: Any) -> None:
+        self.kept.append(list(self.seen.values()))
+
+    def on_train_end(self, run_context: Any) -> None:
+        np.savez("logits.npz", names=list(self.seen), values=np.array(self.kept))
+
+
 class Poison(Callback):
     """A weight becomes NaN after step 3."""
 

@@ -116,6 +116,18 @@ def test_graph_and_pynative_context_agree(watched: Training, in_pynative_context
             np.testing.assert_allclose(float(row[column]), float(others[key][column]), rtol=1e-5)
 
 
+def test_logits_and_denominators_of_attention(in_pynative_context: Training) -> None:
+    """In PyNative context layers can be looked into: largest logits and mean_sum against NumPy."""
+    truth = np.load(in_pynative_context.folder / "logits.npz")
+    names = truth["names"].tolist()
+    assert names == ["model.layers.0.attention", "model.layers.1.attention"]
+    for record, layers in zip(in_pynative_context.steps(), truth["values"], strict=True):
+        for name, (largest, denominator) in zip(names, layers.tolist(), strict=True):
+            np.testing.assert_allclose(record[f"attention/max_logit/{name}"], largest, rtol=1e-5)
+            np.testing.assert_allclose(record[f"attention/mean_sum/{name}"], denominator, rtol=1e-5)
+        assert record["attention/sampled"] == 1.0
+
+
 @pytest.mark.parametrize("mode", ["graph", "pynative context"])
 def test_a_watched_training_ends_with_the_same_weights(mode: str, request: pytest.FixtureRequest) -> None:
     name = "watched" if mode == "graph" else "in_pynative_context"

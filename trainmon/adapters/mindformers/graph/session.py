@@ -14,11 +14,12 @@ from typing import Any
 
 import mindspore
 
+from trainmon.adapters.mindformers.graph.attention import AttentionHooks
 from trainmon.adapters.mindformers.graph.dumps import Dumped, DumpReader
 from trainmon.adapters.mindformers.graph.early import EarlyLook
 from trainmon.adapters.mindformers.graph.facts import Facts
 from trainmon.adapters.mindformers.graph.host_config import HostConfig
-from trainmon.adapters.mindformers.graph.inside import Inside
+from trainmon.adapters.mindformers.graph.inside import Inside, real_model
 from trainmon.adapters.mindformers.graph.losses import SeparateLosses
 from trainmon.adapters.mindformers.graph.norms import returned_sums, sums_of_norms
 from trainmon.adapters.mindformers.graph.settings import HostSettings
@@ -90,6 +91,9 @@ class GraphSession(Session):
         experts = host.number("moe_config.expert_num", host.number("model.model_config.num_experts", 0))
         heads = _rank() % self.facts.tensor_parallel
         self.inside = Inside(params.get("network") or cell, heads, experts // shape)
+        compiled = mindspore.get_context("mode") == mindspore.GRAPH_MODE
+        model = real_model(params.get("network") or cell)
+        self._attention = None if compiled else AttentionHooks(model, monitor)
         undefined = ("aux",) if host.get("model.model_config.moe_aux_loss_coeff") == 0 else ()
         self._separate = SeparateLosses(self.facts.divisor, undefined, resets=replaces)
         dumps = settings.dump_path or mindspore.get_auto_parallel_context("dump_local_norm_path")
@@ -137,7 +141,13 @@ class GraphSession(Session):
         return _world()
 
     def observe(self) -> Observed:
-        return Observed(attention=self.inside.attention(), experts=self.inside.experts())
+        hooked = [] if self._attention is None else self._attention.layers()
+        return Observed(attention=[*hooked, *self.inside.attention()], experts=self.inside.experts())
+
+    def install(self, step: int) -> None:
+        super().install(step)
+        if self._attention is not None:
+            self._attention.install()
 
     def _needs_hooks(self) -> bool:
         return not self._returns_squares
@@ -153,6 +163,8 @@ class GraphSession(Session):
             self._initial, self._base = initial, initial
         if not self.over:
             self._early.begin()
+            if self._attention is not None:
+                self._attention.begin()
         super().step_begin()
 
     def _look_up(self) -> None:
@@ -276,6 +288,8 @@ class GraphSession(Session):
     def _let_go(self) -> None:
         super()._let_go()
         self.monitor.guard(self._early.remove)
+        if self._attention is not None:
+            self.monitor.guard(self._attention.remove)
 
 
 def _rank() -> int:
