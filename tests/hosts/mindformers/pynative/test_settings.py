@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from types import SimpleNamespace
 from typing import Any
@@ -124,6 +125,18 @@ def test_records_of_prediction_layers() -> None:
 )
 def test_small_norms_are_not_printed_as_zero(value: float, text: str) -> None:
     assert number(value) == text
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_event_files_of_our_own_where_the_host_has_no_place(
+    monkeypatch: pytest.MonkeyPatch, there: bool
+) -> None:
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: object() if there and name == "tensorboard" else None
+    )
+    found = settings_of(args(monitor={"tensorboard": {"tensorboard_dir": "b"}}))
+    assert found.config == ({"sinks": {"tensorboard": {}}} if there else {})
+    assert len(found.problems) == (not there)
 
 
 def test_the_directory_of_event_files_has_two_names() -> None:

@@ -7,6 +7,7 @@ Names of ``local_norm`` and ``device_norm`` are substrings, not regular expressi
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -158,7 +159,7 @@ def settings_of(args: Any) -> HostSettings:
     for follow in (_norms, _losses, _experts, _logits, _tensorboard, _training):
         try:
             follow(args, found)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, ImportError) as error:
             found.problems.append(str(error))
     return found
 
@@ -220,9 +221,18 @@ def _logits(args: Any, found: HostSettings) -> None:
 
 
 def _tensorboard(args: Any, found: HostSettings) -> None:
+    """Our numbers go into the host's event files where it has a store for them (from 2.1.0 on), else into our own."""
     section = read(args, "monitor", "tensorboard")
     directory = read(section, "output_dir") or read(section, "tensorboard_dir")
     found.tensorboard = str(directory) if directory else None
+    if directory and importlib.util.find_spec("mindformers.pynative.tools.monitor_utils") is None:
+        if importlib.util.find_spec("tensorboard") is None:
+            found.problems.append(
+                "monitor.tensorboard: this version of MindFormers has no place for our numbers in its event files, and "
+                "there are none of our own without the package tensorboard (trainmon[tensorboard])"
+            )
+        else:
+            found.put("monitor.tensorboard", "sinks", tensorboard={})
 
 
 def _training(args: Any, found: HostSettings) -> None:
