@@ -464,6 +464,63 @@ def test_features_of_long_rows_of_shared_heads_and_one_expert() -> None:
     assert weight_of(nn.Embedding(3, 4)) is None and weight_of(nn.LayerNorm(3)) is None
 
 
+def test_on_a_device_all_of_it_comes_in_one_transfer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the host in place of the device; the numbers are those of the C kernels."""
+    from trainmon.adapters.torch_rows import meter
+    from trainmon.backend.torch import TorchBackend
+
+    backends = []
+
+    class Counted(TorchBackend):
+        def __init__(self, device: Any) -> None:
+            super().__init__(device)
+            backends.append(self)
+
+    trees = []
+    for place in ("host", "device"):
+        if place == "device":
+            monkeypatch.setattr(meter, "_is_on_device", meter._is_plain)
+            monkeypatch.setattr(meter, "_is_plain", lambda one: False)
+            monkeypatch.setattr("trainmon.backend.torch.TorchBackend", Counted)
+        torch.manual_seed(4)
+        run = Run(
+            tmp_path / place,
+            model=Layer(),
+            extended=True,
+            mg_direction=True,
+            recording_l2_features=True,
+            l2_targets={
+                "attention_hook": ["attention"],
+                "linear_hook": [],
+                "moe_router_weight_hook": ["router"],
+                "moe_router_logit_hook": ["router"],
+            },
+            monitors=monitors("param", ops=["norm", "zeros", "shape"], eps=0.1)
+            | monitors("module", ops=["mean"]),
+            alert=alert(("AnomalyNan", {"threshold": 1.0})),
+        )
+        torch.manual_seed(5)
+        for _ in range(3):
+            run.step(torch.randn(9, 8))
+        run.monitor.stop()
+        trees.append(read(tmp_path / place))
+    (backend,) = backends
+    assert backend.reads == 3
+    host, device = trees
+    assert set(host.tables) == set(device.tables) and len(host.tables) == 7
+    for name, table in host.tables.items():
+        other = device[name]
+        assert table.name.tolist() == other.name.tolist() and table.step.tolist() == other.step.tolist()
+        for column, values in table.stats.items():
+            near = {"linear_hook": 0.02, "attention_hook": 1e-6}.get(name, 1e-9)
+            np.testing.assert_allclose(other.stats[column], values, rtol=near)
+    first, second = (
+        [one["tag_name"] for one in analyse_anomalies(tmp_path / place, top_k=50)]
+        for place in ("host", "device")
+    )
+    assert first == second and len(first) > 3
+
+
 # -- modes, keys ----------------------------------------------------------------------------------------------------
 
 EVERYTHING: dict[str, Any] = {

@@ -10,6 +10,7 @@ import torch
 from trainmon.adapters.torch_parts.shards import is_dtensor, local
 from trainmon.backend import Backend
 from trainmon.backend.base import STATISTICS, Lazy
+from trainmon.backend.host import HostBackend
 from trainmon.backend.statistics import Facts, Reading, host_readings, of_zeros, with_zeros
 
 __all__ = ["Meter"]
@@ -41,6 +42,7 @@ class Meter:
     def __init__(self, *, as_msprobe: bool = False, modulus: bool = False) -> None:
         self._as_msprobe, self._modulus = as_msprobe, modulus
         self.backend: Backend | None = None
+        self._host = HostBackend()
         self.distances: frozenset[float] | None = None
 
     def read(self, tensors: Sequence[torch.Tensor]) -> list[Reading]:
@@ -77,11 +79,17 @@ class Meter:
         near = torch.stack(found).sum() + absent
         if not _is_on_device(tensor):
             return float(near) / count
+        return self.backend_of(tensor).scalar(near.double() / count)
+
+    def backend_of(self, tensor: torch.Tensor) -> Backend:
+        """Where numbers of a tensor are computed."""
+        if not _is_on_device(tensor):
+            return self._host
         if self.backend is None:
             from trainmon.backend.torch import TorchBackend
 
             self.backend = TorchBackend(tensor.device)
-        return self.backend.scalar(near.double() / count)
+        return self.backend
 
     def _read(self, tensors: Sequence[torch.Tensor]) -> list[Reading]:
         if all(_is_plain(one) for one in tensors):
@@ -110,11 +118,7 @@ class Meter:
         return readings
 
     def _device_readings(self, tensors: Sequence[torch.Tensor]) -> list[Reading]:
-        if self.backend is None:
-            from trainmon.backend.torch import TorchBackend
-
-            self.backend = TorchBackend(tensors[0].device)
-        lazy = self.backend.statistics(tensors)
+        lazy = self.backend_of(tensors[0]).statistics(tensors)
         return [Reading(lazy, row) for row in range(len(tensors))]
 
     def _special(self, tensor: torch.Tensor) -> Reading:

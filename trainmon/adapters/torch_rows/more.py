@@ -19,9 +19,7 @@ from trainmon.adapters.torch_rows.meter import Meter
 from trainmon.adapters.torch_rows.names import Named, chunks_of, named_modules
 from trainmon.adapters.torch_rows.state import state_of, states_of
 from trainmon.adapters.torch_rows.structure import StackHooks, StructureHooks
-from trainmon.backend import Backend
 from trainmon.backend.base import Lazy
-from trainmon.backend.host import HostBackend
 
 __all__ = ["More"]
 
@@ -39,7 +37,6 @@ class More:
     ) -> None:
         self._model, self._optimizer, self._parameters = model, optimizer, parameters
         self._meter, self._failed = meter, failed
-        self._host = HostBackend()
 
     def names(self) -> tuple[list[str], list[str]]:
         """Of all modules, and of all parameters."""
@@ -63,7 +60,7 @@ class More:
         there = {one.name for one in modules}
         missing = [name for name in names or () if name not in there]
         found = fitting(kind, modules, names)
-        return FeatureHooks(kind, found, sequence_first, self._backend_of, self._failed), missing
+        return FeatureHooks(kind, found, sequence_first, self._meter.backend_of, self._failed), missing
 
     def directions(self) -> list[tuple[str, int, Lazy]]:
         """Of each parameter with gradient and momentum: elements of one sign in both, of opposite signs, and all."""
@@ -76,7 +73,7 @@ class More:
             mine, theirs = local(gradient.detach()), local(momentum.detach())
             if mine.shape != theirs.shape or mine.layout is not torch.strided:
                 continue
-            found.append((one.name, one.stage, self._backend_of(mine).signs([mine], [theirs])))
+            found.append((one.name, one.stage, self._meter.backend_of(mine).signs([mine], [theirs])))
         return found
 
     def together(self) -> None:
@@ -89,12 +86,3 @@ class More:
     def _modules(self) -> list[Named]:
         inside = {id(one) for _, _, chunk in chunks_of(self._model) for one in hookable(chunk)[1].values()}
         return [one for one in named_modules(self._model) if id(one.thing) not in inside]
-
-    def _backend_of(self, tensor: torch.Tensor) -> Backend:
-        if tensor.device.type == "cpu":
-            return self._host
-        if self._meter.backend is None:
-            from trainmon.backend.torch import TorchBackend
-
-            self._meter.backend = TorchBackend(tensor.device)
-        return self._meter.backend
