@@ -91,7 +91,13 @@ class FeatureHooks(Hooks, Protocol):
 
 
 class MoreHost(Protocol):
-    """What can be seen of a model beside rows; see :class:`trainmon.adapters.torch_rows.more.More`."""
+    """What can be seen of a model beside rows; see :class:`trainmon.adapters.torch_rows.more.More`.
+
+    Attributes:
+        lacks: keys of the configuration that have no meaning with this host.
+    """
+
+    lacks: frozenset[str]
 
     def names(self) -> tuple[list[str], list[str]]: ...
 
@@ -123,6 +129,10 @@ class Host(Protocol):
 
     @property
     def backend(self) -> Backend | None: ...
+
+    def more(self) -> MoreHost:
+        """What can be seen beside rows."""
+        ...
 
     def calls(self, add: AddRow, chosen: Chosen, *, evaluation: bool, repeated: bool) -> Hooks:
         """Of modules.

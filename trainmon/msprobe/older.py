@@ -57,6 +57,7 @@ class Older:
         self._stacks: StructureHooks | None = None
         self._features: list[FeatureHooks] = []
         self._directions: list[tuple[str, int, Lazy]] = []
+        self._directs = False
         self._watches: dict[str, Callable[[int, Rows, Floats], None]] = {}
         self._output, self._rank = Path(), 0
 
@@ -90,7 +91,7 @@ class Older:
 
     def begin(
         self,
-        more: MoreHost | None,
+        more: MoreHost,
         rank: int,
         output: Path,
         monitors: Mapping[str, Chosen],
@@ -102,7 +103,7 @@ class Older:
         """Hooks what is wanted.
 
         Args:
-            more: what the host shows beside rows; None: nothing.
+            more: what the host shows beside rows.
             monitors: which names have rows, by kind.
             micros: micro-batches of a step.
             goes_on: the run has begun before.
@@ -121,28 +122,26 @@ class Older:
                 failed=self._failed,
             )
         facts = [one for one in settings if set(one.ops) & set(FACTS)]
-        wants = {
+        wanted = {
             "print_struct": own.structure != "no",
             "stack_info": own.stacks,
             _DIRECTION: own.directions,
-            "squash_name": own.squash,
             "recording_l2_features": own.features is not None,
-            f"ops {', '.join(FACTS)}": bool(facts),
         }
-        if more is None:
-            for key in [key for key, wanted in wants.items() if wanted]:
-                warn(f"{key} is not built for this framework; ignored")
-            return
+        lacking = {key for key in more.lacks if wanted[key]}
+        if lacking:
+            warn(f"{', '.join(sorted(lacking))}: not built for this framework or mode; ignored")
         if facts:
             more.describe(frozenset(one.eps for one in facts if "zeros" in one.ops))
         if own.squash:
             self._names = ShortNames(*more.names())
-        if own.structure != "no":
+        if own.structure != "no" and "print_struct" not in lacking:
             self._structure = more.structure()
-        if own.stacks:
+        if own.stacks and "stack_info" not in lacking:
             self._stacks = more.stacks(monitors.get("module", lambda name: True))
-        if own.features is not None:
+        if own.features is not None and "recording_l2_features" not in lacking:
             self._features = list(_features(more, own.features))
+        self._directs = own.directions and _DIRECTION not in lacking
         for hooks in self._all_hooks():
             hooks.install()
 
@@ -151,14 +150,13 @@ class Older:
         """Whether the training ends after its first step."""
         return self._settings.structure == "exit"
 
-    def leave(self, step: int, more: MoreHost | None) -> None:
+    def leave(self, step: int, more: MoreHost) -> None:
         """Ends the training, on all ranks together, those that are not watched too.
 
         Raises:
             SystemExit: always.
         """
-        if more is not None:
-            more.together()
+        more.together()
         logger.warning("[monitor_v2] the training ends after step %d: print_struct is 'exit'", step)
         raise SystemExit(0)
 
@@ -196,7 +194,7 @@ class Older:
 
     def before_update(self) -> None:
         """Gradients are there, moments are as they were. Called in steps that are looked at."""
-        if self._settings.directions and self._more is not None:
+        if self._directs and self._more is not None:
             try:
                 self._directions = self._more.directions()
             except Exception as error:
@@ -252,7 +250,7 @@ class Older:
         path = self._output / "module_struct" / f"rank{self._rank}" / "module_struct.json"
         self._write(path, json.dumps(structure.found, indent=4).encode())
         logger.info("[monitor_v2] the structure of the model is in %s", path)
-        if self.ends_training:
+        if self.ends_training and self._more is not None:
             self.leave(step, self._more)
 
     def _write(self, path: Path, content: bytes) -> None:

@@ -228,8 +228,7 @@ class TrainerMonitorV2:
             self._steps.install()
 
     def _leave_elsewhere(self, host: Host) -> None:
-        more = getattr(host, "more", None)
-        self._older.leave(self.current_step, None if more is None else more())
+        self._older.leave(self.current_step, host.more())
 
     def _begin_all(self, host: Host, *, goes_on: bool = False) -> None:
         _, _, context = self._given
@@ -268,9 +267,8 @@ class TrainerMonitorV2:
         """After the monitors."""
         told = (context.get("micro_batch_number"), context.get("grad_acc_steps"))
         counts = (*(one.micro for one in self._running if one.settings.kind == "weight_grad"), *told, 1)
-        more = getattr(host, "more", None)
         self._older.begin(
-            None if more is None else more(),
+            host.more(),
             self.rank,
             self._settings.output_dir,
             {one.settings.kind: one.chosen for one in self._running},

@@ -14,12 +14,13 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from types import FrameType, ModuleType
+from types import ModuleType
 from typing import Any
 
 from mindspore import Tensor
 from mindspore.communication import GlobalComm
 
+from trainmon.adapters.base import stack_of_call
 from trainmon.adapters.mindspore_rows.calls import Failed, Say
 from trainmon.adapters.mindspore_rows.meter import Meter
 from trainmon.backend.statistics import Reading
@@ -228,7 +229,7 @@ class CollectiveHooks:
     def _is_chosen(self, name: str) -> bool:
         if self._say is None and not self._patterns:
             return True
-        stack = _stack()
+        stack = stack_of_call({__file__})
         if self._patterns and not any(one.search(stack) for one in self._patterns):
             return False
         if self._say is None:
@@ -261,18 +262,6 @@ def _handles(result: Any) -> list[Any]:
     kinds = tuple(_handle_classes())
     values = result if isinstance(result, list | tuple) else [result]
     return [one for one in values if isinstance(one, kinds)]
-
-
-def _stack() -> str:
-    """The caller's frames, outermost first."""
-    lines = []
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        code = frame.f_code
-        if code.co_filename != __file__:
-            lines.append(f"{code.co_filename}[{frame.f_lineno}]   {code.co_name}")
-        frame = frame.f_back
-    return "\n".join(reversed(lines))
 
 
 def _tensors(values: Sequence[Any]) -> list[list[Any]]:

@@ -12,6 +12,7 @@ from trainmon.adapters.mindspore_rows.calls import AddRow, CallHooks, Failed, Sa
 from trainmon.adapters.mindspore_rows.collectives import AddCall, CollectiveHooks, is_distributed
 from trainmon.adapters.mindspore_rows.gradients import GradientHooks, gradient_of
 from trainmon.adapters.mindspore_rows.meter import Meter
+from trainmon.adapters.mindspore_rows.more import More
 from trainmon.adapters.mindspore_rows.names import Named, named_cells, named_parameters
 from trainmon.adapters.mindspore_rows.steps import StepHooks, update_cell
 from trainmon.backend import Backend
@@ -169,16 +170,31 @@ class MindSporeRows:
     def _take_values(self, values: Sequence[Any] | None) -> None:
         self._values = values
 
+    def more(self) -> More:
+        """What msProbe's older monitor shows beside rows."""
+        return More(
+            self._model,
+            self._parameters,
+            self._meter,
+            self._failed,
+            compiled=self._compiled,
+            gradients=lambda: self._gradients(lambda name: True),
+            momenta=lambda: [(named, state) for key, named, state in self._states() if key == "exp_avg"],
+        )
+
     def gradients(self, chosen: Chosen) -> list[Row]:
         """Those that the optimizer is called with, while it begins; of an optimizer that is handed none, what parameters
         have."""
+        return self._read(self._gradients(chosen))
+
+    def _gradients(self, chosen: Chosen) -> list[tuple[Named, Any]]:
         values: Mapping[int, Any] = {}
         updated = getattr(self._updates, "parameters", None)
         if self._values is not None and updated is not None:
             values = {id(one): value for one, value in zip(updated, self._values, strict=False)}
         parameters = [one for one in self._parameters if chosen(one.name)]
         found = [(one, values.get(id(one.thing), gradient_of(one.thing))) for one in parameters]
-        return self._read([(one, gradient) for one, gradient in found if gradient is not None])
+        return [(one, gradient) for one, gradient in found if gradient is not None]
 
     def weights(self, chosen: Chosen) -> list[Row]:
         """All parameters that have elements, now."""

@@ -11,8 +11,9 @@ import numpy as np
 
 from trainmon.adapters.mindspore_parts.parameters import host_view
 from trainmon.backend import Backend
+from trainmon.backend.base import Lazy
 from trainmon.backend.mindspore import MindSporeDevice
-from trainmon.backend.statistics import Reading, host_readings, with_zeros
+from trainmon.backend.statistics import Facts, Reading, host_readings, with_zeros
 
 __all__ = ["Meter"]
 
@@ -26,6 +27,8 @@ class Meter:
 
     Attributes:
         backend: what reads tensors of a device; None: all are on the host.
+        distances: readings say what the tensor is, and which share of it is nearer to zero than each of these; None: they
+            don't.
     """
 
     def __init__(self, *, as_msprobe: bool = False, modulus: bool = False) -> None:
@@ -33,8 +36,32 @@ class Meter:
         on_host = mindspore.get_context("device_target") == "CPU"
         self.backend: Backend | None = None if on_host else MindSporeDevice()
 
+        self.distances: frozenset[float] | None = None
+
     def read(self, tensors: Sequence[Any]) -> list[Reading]:
         """One reading a tensor, of what it holds now."""
+        readings = self._readings(tensors)
+        if self.distances is None:
+            return readings
+        return [
+            replace(reading, facts=self._facts(tensor, self.distances))
+            for tensor, reading in zip(tensors, readings, strict=True)
+        ]
+
+    def _facts(self, tensor: Any, distances: frozenset[float]) -> Facts:
+        if _is_rows(tensor):
+            shape, values = tuple(tensor.dense_shape), tensor.values
+        else:
+            shape, values = tuple(tensor.shape), tensor
+        zeros: dict[float, float | Lazy] = {}
+        for distance in distances:
+            size = int(np.prod(shape))
+            near = int((values.abs() < distance).sum()) if size else 0
+            absent = size - int(values.size) if distance > 0 else 0
+            zeros[distance] = (near + absent) / size if size else float("nan")
+        return Facts(shape, str(values.dtype), id(tensor), zeros)
+
+    def _readings(self, tensors: Sequence[Any]) -> list[Reading]:
         if not tensors:
             return []
         if any(_is_rows(one) or "Complex" in str(one.dtype) for one in tensors):

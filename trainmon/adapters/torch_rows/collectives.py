@@ -22,6 +22,7 @@ import torch
 import torch.distributed as distributed
 from torch.distributed import distributed_c10d
 
+from trainmon.adapters.base import stack_of_call
 from trainmon.adapters.torch_rows.calls import Failed, Say
 from trainmon.adapters.torch_rows.communication import (
     BY_IDENTITY,
@@ -36,7 +37,6 @@ from trainmon.adapters.torch_rows.communication import (
     unwrapped,
     works_of,
 )
-from trainmon.adapters.torch_rows.frames import stack as stack_of_call
 from trainmon.adapters.torch_rows.meter import Meter
 from trainmon.backend.statistics import Reading
 

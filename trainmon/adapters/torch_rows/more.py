@@ -25,7 +25,13 @@ __all__ = ["More"]
 
 
 class More:
-    """Of the same model, optimizer and meter as the rows."""
+    """Of the same model, optimizer and meter as the rows.
+
+    Attributes:
+        lacks: keys of the configuration that have no meaning here.
+    """
+
+    lacks: frozenset[str] = frozenset()
 
     def __init__(
         self,

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
 
+from trainmon.adapters.base import described, stack_of_call
 from trainmon.adapters.torch_rows.calls import CallHooks, Failed
-from trainmon.adapters.torch_rows.frames import stack
 from trainmon.adapters.torch_rows.meter import Meter
 from trainmon.adapters.torch_rows.names import Named
 from trainmon.backend.statistics import Facts, Reading
@@ -65,8 +65,9 @@ class StructureHooks:
                 return
             try:
                 own = self.found.setdefault(name, {})
-                own["input"] = {**_described(arguments), **{key: _text(one) for key, one in keywords.items()}}
-                own["output"] = _described(output)
+                own["input"] = described(arguments, torch.Tensor)
+                own["input"] |= {**described(keywords, torch.Tensor), "config": own["input"]["config"]}
+                own["output"] = described(output, torch.Tensor)
             except Exception as error:
                 self._failed(error)
 
@@ -120,7 +121,7 @@ class StackHooks:
         def hook(_module: nn.Module, _arguments: Any) -> None:
             if self.on and name not in self.found and not torch.compiler.is_compiling():
                 try:
-                    self.found[name] = stack(_INNER)
+                    self.found[name] = stack_of_call(_INNER)
                 except Exception as error:
                     self._failed(error)
 
@@ -139,28 +140,3 @@ class _Facts(Meter):
 
 
 _NO_RECORDS: Any = None
-
-
-def _described(value: Any) -> dict[str, str]:
-    """A container's kind and its elements, or those of a mapping by key; of one tensor that alone."""
-    if isinstance(value, torch.Tensor):
-        return {"config": "tensor", "tensor": _text(value)}
-    if isinstance(value, tuple | list):
-        return {
-            "config": f"{type(value).__name__}[{len(value)}]",
-            **{str(at): _text(one) for at, one in enumerate(value)},
-        }
-    if isinstance(value, Mapping):
-        return {
-            "config": f"{type(value).__name__}[{len(value)}]",
-            **{str(key): _text(one) for key, one in value.items()},
-        }
-    return {"config": type(value).__name__}
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, torch.Tensor):
-        return f"size={tuple(value.shape)}, dtype={value.dtype}"
-    if isinstance(value, tuple | list):
-        return f"{type(value).__name__}[{len(value)}]"
-    return type(value).__name__
