@@ -398,6 +398,27 @@ def test_merging() -> None:
     assert huge["norm"] == pytest.approx(math.sqrt(2) * 1e300)
 
 
+def test_more_columns_of_what_is_merged() -> None:
+    """As of the tensors one after the other."""
+    from trainmon.backend.statistics import COLUMNS, Fetched
+
+    arrays = [np.array([1.0, 0.0]), np.zeros(0), np.array([-3.0, np.inf, 2.0]), np.array([-np.inf, 0.0])]
+    whole = np.concatenate(arrays)
+    for calls in ([arrays], [[one] for one in arrays]):
+        store = CollectiveRows()
+        for call in calls:
+            store.add("x", "x/post_0", False, host_readings(call))
+
+        def finish(readings: Any) -> Any:
+            return Fetched(readings, None).table(readings, wide=True)
+
+        _, table = store.merged(finish, plainly=False)
+        want = finish(host_readings([whole]))[0]
+        assert dict(zip(COLUMNS, table[0].tolist(), strict=True)) == pytest.approx(
+            dict(zip(COLUMNS, want.tolist(), strict=True)), nan_ok=True
+        )
+
+
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
 def test_a_nan_wins_in_any_order(order: tuple[int, ...]) -> None:
     """T-31."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from trainmon.backend.base import STATISTICS, Floats
-from trainmon.backend.statistics import Reading
+from trainmon.backend.statistics import COLUMNS, Reading
 from trainmon.msprobe.tables import Rows
 
 __all__ = ["CollectiveRows"]
@@ -74,7 +74,7 @@ def _together(table: Floats) -> Floats:
     if len(table) == 1 or not len(filled):
         first: Floats = table[0]
         return first
-    merged: Floats = np.empty(len(STATISTICS))
+    merged: Floats = np.empty(table.shape[1])
     n = filled[:, _N]
     with np.errstate(invalid="ignore", over="ignore"):
         merged[_N] = n.sum()
@@ -84,7 +84,20 @@ def _together(table: Floats) -> Floats:
         scale = largest if 0 < largest < np.inf else 1.0  # squares of large norms would overflow
         merged[_NORM] = scale * np.sqrt(np.square(filled[:, _NORM] / scale).sum())
         merged[_NANS] = filled[:, _NANS].sum()
+        if len(merged) > len(STATISTICS):
+            _more_together(filled, merged)
     return merged
+
+
+def _more_together(filled: Floats, merged: Floats) -> None:
+    """Columns beyond the statistics; ``first_bad`` is a place in what the tensors are one after the other."""
+    added = [COLUMNS.index(name) for name in ("sum", "sumsq", "n_posinf", "n_neginf", "n_zero")]
+    merged[added] = filled[:, added].sum(axis=0)
+    largest, rms, first = (COLUMNS.index(name) for name in ("absmax", "rms", "first_bad"))
+    merged[largest] = filled[:, largest].max()
+    merged[rms] = merged[_NORM] / np.sqrt(merged[_N])
+    bad = np.flatnonzero(filled[:, first] != -1)
+    merged[first] = filled[: bad[0], _N].sum() + filled[bad[0], first] if len(bad) else -1
 
 
 def _plain(table: Floats) -> Floats:

@@ -355,6 +355,8 @@ class TrainerMonitorV2:
         dropped = sum(map(len, self._running))
         for monitor in self._running:
             monitor.clear()
+            if monitor.hooks is not None:
+                monitor.hooks.arm(self._due)
         self.discarded += dropped
         logger.info(
             "[monitor_v2] step %d: the optimizer was not called, %d rows are dropped",

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.weak import TensorWeakRef
 
 from trainmon.adapters.torch_parts.shards import local
 from trainmon.adapters.torch_rows.calls import AddRow, Failed, Say
@@ -69,6 +70,7 @@ class GradientHooks:
         self._say: Say | None = say
         self._seen: dict[str, int] = {}
         self._first, self._rounds = "", 0  # how often this step has added to one of the parameters
+        self._last: TensorWeakRef | None = None  # its gradient then
         self._handles: dict[str, Any] = {}
         self._model_handles: list[Any] = []
         self._awaits_end = False
@@ -167,9 +169,17 @@ class GradientHooks:
         except Exception as error:
             self._failed(error)
 
+    def _count_round(self, gradient: torch.Tensor | None, not_added: bool) -> None:
+        """A gradient that is not the one of the round before begins anew: the step before was thrown away."""
+        if gradient is None if not_added else self._last is None or self._last() is not gradient:
+            self._rounds = 0
+        self._last = None if gradient is None else TensorWeakRef(gradient)
+        self._rounds += 1
+
     def _added(self, named: Named, own: torch.Tensor | None = None) -> None:
         self._first = self._first or named.name
-        self._rounds += named.name == self._first
+        if named.name == self._first:
+            self._count_round(gradient_of(named.thing), own is not None)
         micro = self._seen.get(named.name, 0) + 1
         self._seen[named.name] = 0 if micro >= self._count else micro
         if not self.on or not (self._each or micro >= self._count):

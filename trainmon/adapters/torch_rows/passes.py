@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from trainmon.adapters.torch_parts.modules import is_repeated
+from trainmon.adapters.torch_parts.shards import local
 from trainmon.adapters.torch_rows.gradients import gradient_of
 from trainmon.adapters.torch_rows.names import Named, chunks_of
 from trainmon.adapters.torch_rows.tensors import all_tensors
@@ -149,9 +150,11 @@ class Passes:
         return hook
 
     def _has_gradients(self) -> bool:
-        """Whether anything is left of what backward passes have added: `zero_grad` leaves nothing, or zeros."""
+        """Whether anything is left of what backward passes have added: `zero_grad` leaves nothing, or zeros. For those a
+        device is not asked, which training would have to wait for."""
         gradients = (gradient_of(one.thing) for one in self._parameters if one.thing.requires_grad)
-        return any(one is not None and bool(one.any()) for one in gradients)
+        pieces = (local(one) for one in gradients if one is not None)
+        return any(one.device.type != "cpu" or bool(one.any()) for one in pieces)
 
     def _forget(self) -> None:
         for chunk in self._chunks.values():
