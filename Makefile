@@ -171,6 +171,8 @@ dist: build ## sdist and repaired wheel in dist/, installed and tried in clean e
 
 soak: build ## the long campaigns of the tests (tens of minutes)
 	TRAINMON_SOAK=1 $(PYTEST) -m soak --durations=0
+	[ ! -x .venv-mindspore/bin/python ] || PYTHONPATH=$$PWD TRAINMON_SOAK=1 .venv-mindspore/bin/python -m pytest \
+	    $(PYTEST_ARGS) -m soak tests/hosts/mindformers
 
 # A peer that is measured beside trainmon, with the packages that it imports; apart from everything else.
 PEERS := mindstudio-probe pandas pytz python-dateutil six tzdata openpyxl et_xmlfile tqdm einops matplotlib contourpy \

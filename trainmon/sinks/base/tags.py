@@ -31,6 +31,8 @@ _MINDFORMERS = {
     "grad/norm": "grad-norm",
     "grad/norm_device": "device_local_norm",
     "weight/norm": "weight_norm",
+    "attention/max_logit": "max_attention_logit/max",
+    "attention/max_logit_mean": "max_attention_logit/mean",
     "time/step": "iteration-time",
     "perf/tflops_device": "model-flops-throughput-per-npu",
     "perf/throughput_ratio": "throughput_linearity",

@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import mindspore
+import mindspore.dataset
 import numpy as np
 from mindformers import MindFormerConfig
+from mindspore.communication import GlobalComm, get_rank
 from mindspore.train import Callback
 
 EXAMPLE = Path(__file__).resolve().parents[4] / "examples" / "mindformers_graph" / "train.py"
@@ -47,7 +49,7 @@ class Truth(Callback):
         self.kept["names"] = [np.array([one.name for one in optimizer.parameters])]
 
     def on_train_end(self, run_context: Any) -> None:
-        np.savez("truth.npz", **{name: np.stack(values) for name, values in self.kept.items()})
+        np.savez(f"truth{_of_rank()}.npz", **{name: np.stack(values) for name, values in self.kept.items()})
 
 
 class Logits(Callback):
@@ -112,6 +114,20 @@ class Order(Callback):
         Path("order.json").write_text(json.dumps(names))
 
 
+def _of_rank() -> str:
+    return f"_{get_rank()}" if GlobalComm.INITED else ""
+
+
+def rows_of_rank(example: Any, steps: int) -> Any:
+    """Each rank has sequences of its own."""
+    rank = get_rank()
+    rows = [
+        row for index, row in enumerate(example.counting(2 * steps)) if index // example.BATCH % 2 == rank
+    ]
+    source = mindspore.dataset.GeneratorDataset(lambda: iter(rows), ["input_ids"], shuffle=False)
+    return source.batch(example.BATCH)
+
+
 def main(options: dict[str, Any]) -> None:
     spec = importlib.util.spec_from_file_location("example", EXAMPLE)
     assert spec is not None and spec.loader is not None
@@ -119,6 +135,8 @@ def main(options: dict[str, Any]) -> None:
     spec.loader.exec_module(example)
     if options.get("watch"):
         import trainmon.adapters.mindformers  # noqa: F401
+    if options.get("ranks"):
+        example.data = lambda steps: rows_of_rank(example, steps)
     callbacks = [globals()[name]() for name in options.get("callbacks", ())]
     ended: dict[str, Any] = {"error": None}
     try:
@@ -127,7 +145,7 @@ def main(options: dict[str, Any]) -> None:
         trainer.train()
     except Exception as error:
         ended["error"] = f"{type(error).__name__}: {error}"
-    Path("ended.json").write_text(json.dumps(ended))
+    Path(f"ended{_of_rank()}.json").write_text(json.dumps(ended))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -77,10 +78,10 @@ class Training:
         ]
         return found
 
-    def table(self, probe: str, run: str = "r") -> dict[tuple[int, str], Mapping[str, str]]:
+    def table(self, probe: str, run: str = "r", rank: int = 0) -> dict[tuple[int, str], Mapping[str, str]]:
         """Rows by step and subject."""
         rows = {}
-        for path in sorted((self.folder / "runs" / run / "rank_0/tensors").glob(f"{probe}_step*.csv")):
+        for path in sorted((self.folder / "runs" / run / f"rank_{rank}/tensors").glob(f"{probe}_step*.csv")):
             with path.open(newline="") as file:
                 for row in csv.DictReader(file):
                     rows[int(row["step"]), row["name"]] = row
@@ -90,6 +91,27 @@ class Training:
         import numpy as np
 
         return dict(np.load(self.folder / "truth.npz"))
+
+
+def train_two(folder: Path, file: Path, steps: int, *callbacks: str) -> Training:
+    """On two ranks, data parallel, under msrun."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    here = Path(sys.executable).parent
+    options = {"file": file.name, "steps": steps, "callbacks": callbacks, "ranks": True}
+    command = [
+        *(str(here / "msrun"), "--worker_num=2", "--local_worker_num=2", "--master_addr=127.0.0.1"),
+        *(f"--master_port={port}", "--log_dir=log", "--join=True", "--cluster_time_out=120"),
+        *(str(Path(__file__).with_name("driver.py")), json.dumps(options)),
+    ]
+    env = {**environment(), "PATH": f"{here}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        command, cwd=folder, env=env, timeout=500, capture_output=True, text=True, check=False
+    )
+    logs = "".join(log.read_text(errors="replace")[-3000:] for log in (folder / "log").glob("worker_*.log"))
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:] + logs
+    return Training(folder, logs)
 
 
 def train(folder: Path, file: Path, steps: int, *callbacks: str, watch: bool = False) -> Training:
