@@ -6,6 +6,8 @@ import csv
 import json
 import logging
 import math
+import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +134,17 @@ def test_a_jump_is_told_after_the_warm_up_and_seldom(
     assert not (tmp_path / "anomaly_detected").exists()
 
 
+def test_anomalies_stay_when_the_monitor_is_stopped_and_started(tmp_path: Path) -> None:
+    keys = {"monitors": monitors("param"), "alert": alert(("AnomalyNan", {"threshold": 0.0}))}
+    run = Run(tmp_path, **keys)
+    run.step(stop=True)
+    run.monitor.start(run.model, run.optimizer)
+    run.step(stop=True)
+    assert {one["step"] for one in analyse_anomalies(tmp_path, top_k=100)} == {0, 1}
+    Run(tmp_path, **keys).step(stop=True)  # another run
+    assert {one["step"] for one in analyse_anomalies(tmp_path, top_k=100)} == {0}
+
+
 def test_a_wrong_rule_is_refused_as_msprobe_does(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="rule_name"):
         TrainerMonitorV2({"output_dir": str(tmp_path), "alert": alert(("AnomalyX", {}))})
@@ -192,11 +205,12 @@ def test_the_structure_of_containers(tmp_path: Path) -> None:
 
 
 def test_the_training_ends_with_the_structure_if_it_shall(tmp_path: Path) -> None:
-    run = Run(tmp_path, print_struct="exit", monitors={})
+    run = Run(tmp_path, print_struct="exit", monitors=monitors("param"), async_write=True)
     with pytest.raises(SystemExit) as ended:
         run.step()
     assert ended.value.code == 0
     assert (tmp_path / "module_struct/rank0/module_struct.json").exists()
+    assert set(read(tmp_path)["param"].step) == {0}  # written, by another thread too
 
 
 def ending(directory: str) -> list[Any]:
@@ -519,6 +533,57 @@ def test_on_a_device_all_of_it_comes_in_one_transfer(tmp_path: Path, monkeypatch
         for place in ("host", "device")
     )
     assert first == second and len(first) > 3
+
+
+def test_the_place_in_the_pipeline_where_megatron_is_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    from trainmon.msprobe.alarms import pipeline_stage
+
+    assert pipeline_stage(None) == 0
+    states = types.SimpleNamespace(get_pipeline_model_parallel_rank=lambda: 2)
+    monkeypatch.setitem(sys.modules, "megatron.core.parallel_state", states)
+    assert pipeline_stage(None) == 2 and pipeline_stage(5) == 5
+    monkeypatch.setitem(sys.modules, "megatron.core.parallel_state", object())
+    assert pipeline_stage(None) == 0
+
+
+def test_a_configuration_of_the_older_monitor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("MONITOR_OUTPUT_DIR", str(tmp_path))
+    keys: dict[str, Any] = {
+        "targets": {"head": {}},
+        "xy_distribution": True,
+        "wg_distribution": True,
+        "mv_distribution": False,
+        "param_distribution": True,
+        "monitor_mbs_grad": True,
+        "ops": ["norm", "mean"],
+        "module_ranks": ["0"],
+        "step_interval": 2,
+    }
+    torch.manual_seed(3)
+    model = Net()
+    optimizer = torch.optim.Adam(model.parameters())
+    monitor = TrainerMonitorV2(keys)
+    monitor.start(model, optimizer, grad_acc_steps=2)
+    for _ in range(3):
+        for _ in range(2):
+            model(torch.ones(3, 4)).sum().backward()
+        optimizer.step()
+    monitor.stop()
+    found = read(tmp_path)
+    assert set(found.tables) == {"module", "weight_grad", "param"}
+    assert all(
+        set(table.stats) == {"norm", "mean"} and set(table.step) == {0, 2} for table in found.tables.values()
+    )
+    assert {one.micro_step for one in found["weight_grad"] if one.scope == "unreduced"} == {1, 2}
+    assert not [one for one in caplog.records if one.levelno >= logging.WARNING]
+    with pytest.raises(TypeError, match="cc_distribution has no keys enabled"):
+        TrainerMonitorV2({"cc_distribution": {"enabled": True}})
+    TrainerMonitorV2({**keys, "monitors": {}, "output_dir": str(tmp_path)})
+    assert "ignored beside monitors" in caplog.text
+    TrainerMonitorV2({"wg_distribution": False, "ops": ["norm"], "output_dir": str(tmp_path)})
+    assert "ops, wg_distribution: none of the older monitor's switches is on" in caplog.text
 
 
 # -- modes, keys ----------------------------------------------------------------------------------------------------

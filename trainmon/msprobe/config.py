@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from trainmon.msprobe.naming import read_targets
+from trainmon.msprobe.older_keys import SWITCHES, in_new_form
 from trainmon.msprobe.saying import logger
 from trainmon.msprobe.saying import warn as _warn
 from trainmon.msprobe.window import Window
@@ -185,12 +186,14 @@ def read_settings(config: Mapping[str, Any], framework: str | None = None) -> Se
         ValueError: an unknown framework, or a format other than csv.
     """
     mode = _mode(config)
+    if mode is not Mode.V2:
+        config = in_new_form(config)
     name = _framework(framework or config.get("framework", "pytorch"))
     kind = config.get("format", "csv")
     if kind is not None and str(kind).strip().lower() != "csv":
         raise ValueError(f"[monitor_v2] Unsupported format {kind!r}, only 'csv' is currently supported.")
     if mode is not Mode.V2:
-        _say_unknown(config, _TOP | OLDER, "")
+        _say_unknown(config, _TOP | OLDER, "", SWITCHES)
     elif unread := [key for key in config if key in OLDER]:
         _warn(f"{', '.join(unread)}: ignored, compat is set")
     start = _integer(config, "start_step", 0, 0)

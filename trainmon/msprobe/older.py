@@ -230,11 +230,11 @@ class Older:
                 tables.append(self._feature_table(hooks.kind, list(hooks.rows), steps, fetched))
         return tables
 
-    def ended(self, step: int) -> None:
+    def ended(self, step: int) -> bool:
         """A step is over. Files of what is seen once are written.
 
-        Raises:
-            SystemExit: ``print_struct`` is ``exit``, and the structure has been written.
+        Returns:
+            Whether the training ends now: the structure has been written, and ``print_struct`` is ``exit``.
         """
         if self._stacks is not None and self._stacks.found:
             stacks, self._stacks = self._stacks, None
@@ -244,14 +244,13 @@ class Older:
                 self._output / f"rank_{self._rank}" / "stack_info.csv", csv_rows(columns, header=True)
             )
         if self._structure is None or not self._structure.found:
-            return
+            return False
         structure, self._structure = self._structure, None
         structure.remove()
         path = self._output / "module_struct" / f"rank{self._rank}" / "module_struct.json"
         self._write(path, json.dumps(structure.found, indent=4).encode())
         logger.info("[monitor_v2] the structure of the model is in %s", path)
-        if self.ends_training and self._more is not None:
-            self.leave(step, self._more)
+        return self.ends_training
 
     def _write(self, path: Path, content: bytes) -> None:
         try:

@@ -95,7 +95,7 @@ class TrainerMonitorV2:
         self._steps: StepHooks | None = None
         self._running: list[Monitor] = []
         self._counts_itself = False
-        self._due = self._watching = False
+        self._due = self._watching = self._begun = False
         self._said_manual = False
         self._said_step = -1
 
@@ -137,7 +137,7 @@ class TrainerMonitorV2:
         try:
             self._output.open(self.rank)
             if self._live is None:
-                self._begin_all(self._host)
+                self._begin_all(self._host, goes_on=self._begun)
             # As in msProbe it holds while stopped, too.
             self._counts_itself = optimizer is not None and self._settings.patch is not False
             if optimizer is not None:
@@ -230,9 +230,9 @@ class TrainerMonitorV2:
     def _leave_elsewhere(self, host: Host) -> None:
         self._older.leave(self.current_step, host.more())
 
-    def _begin_all(self, host: Host, *, goes_on: bool = False) -> None:
+    def _begin_all(self, host: Host, *, goes_on: bool) -> None:
         _, _, context = self._given
-        self._watching = True
+        self._watching = self._begun = True
         for settings in self._settings.monitors:
             self._begin(settings, context)
         self._begin_older(host, context, goes_on=goes_on)
@@ -419,7 +419,10 @@ class TrainerMonitorV2:
             self._attempt(self._host.note_state)
         for monitor in self._running:
             monitor.clear()
-        self._older.ended(step)
+        if self._older.ended(step) and self._host is not None:
+            more = self._host.more()
+            self._end()
+            self._older.leave(step, more)
         if self._live is not None and self._host is not None:
             self._follow_edits(self._live, self._host)
         self._arm()
