@@ -245,12 +245,15 @@ def test_the_first_step_is_a_number(value: Any, caplog: pytest.LogCaptureFixture
     assert settings(Mode.V2, start_iteration=7).first == 0
 
 
-def test_the_older_form_of_cc() -> None:
+def test_the_older_form_of_cc(caplog: pytest.LogCaptureFixture) -> None:
     one = monitor(
         "cc", cc_distribution={"cc_pre_hook": True, "cc_codeline": ["a"]}, cc_log_only=True, module_ranks=[2]
     )
     assert (one.before, one.codelines, one.log_only, one.ranks) == (True, ("a",), False, None)
     assert monitor("cc", module_ranks=[2]).ranks == {2}
+    monitor("cc", cc_distribution={"cc_log": True})
+    assert "monitors.cc.cc_distribution.cc_log is no key" in caplog.text
+    assert "did you mean 'cc_log_only'" in caplog.text
 
 
 def test_modes(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

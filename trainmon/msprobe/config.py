@@ -353,7 +353,10 @@ def _monitor(key: str, kind: str, own: Mapping[str, Any], mode: Mode) -> Monitor
             key, kind, ops, targets=targets, distribution=_flag(own, "param_distribution", True, mode)
         )
     nested = own.get("cc_distribution")
-    own = nested if isinstance(nested, Mapping) else own
+    if isinstance(nested, Mapping):
+        own = nested
+        if mode is not Mode.V2:
+            _say_unknown(own, _CC, f"monitors.{key}.cc_distribution.")
     return MonitorSettings(
         key,
         kind,

@@ -87,7 +87,7 @@ class Output:
     def open(self, rank: int) -> None:
         """Starts the thread, if there is to be one."""
         if self._asynchronous and self._writer is None:
-            self._writer = Writer([self._sink], RunInfo(None, "msprobe", rank=rank), WAITING)
+            self._writer = Writer([self._sink], RunInfo(None, "msprobe", rank=rank), WAITING, tell=_tell)
 
     def put(self, step: int, monitors: Sequence[MonitorTable]) -> None:
         """Takes a step's tables: written when this returns, or soon."""
@@ -128,6 +128,10 @@ class Output:
         self.written[monitor] = self.written.get(monitor, 0) + len(rows)
 
 
+def _tell(message: Message) -> None:
+    logger.warning("[monitor_v2] %s", message.text)
+
+
 class _Sink:
     """What the writer thread drives, or whoever ends a step."""
 
@@ -165,7 +169,7 @@ class _Sink:
             logger.warning("[monitor_v2] step %d can't be written: %s (training goes on)", step, error)
 
     def message(self, message: Message) -> None:
-        """Losses are said by the writer through logging."""
+        """Messages go to logging."""
 
     def flush(self) -> None:
         """Nothing to do: the rows of a step are written at once."""
