@@ -134,6 +134,50 @@ def test_a_jump_is_told_after_the_warm_up_and_seldom(
     assert not (tmp_path / "anomaly_detected").exists()
 
 
+def parallel(directory: str) -> list[str]:
+    """On one of two data-parallel ranks, of which the second is given a batch with a NaN."""
+    import torch.distributed as distributed
+    from torch.nn.parallel import DistributedDataParallel
+
+    torch.manual_seed(3)
+    model = DistributedDataParallel(Net())
+    run = Run(
+        Path(directory),
+        model=model,
+        monitors=monitors("module", "weight_grad", "param"),
+        alert=alert(("AnomalyNan", {})),
+        context={"dp_group": distributed.group.WORLD},
+    )
+    for step in range(2):
+        batch = torch.ones(3, 4)
+        if step == 1 and distributed.get_rank() == 1:
+            batch[0, 0] = math.nan
+        run.step(batch)
+    run.monitor.stop()
+    distributed.barrier()
+    return sorted(
+        one.name.split("_step")[0] for one in (Path(directory) / f"rank_{distributed.get_rank()}").iterdir()
+    )
+
+
+def test_the_rank_with_which_it_begins(tmp_path: Path) -> None:
+    """Though the other one is spoilt in the same step, by the reduced gradients. Rows of parameters are the first's."""
+    from tests.ranks.gloo import on_ranks
+
+    files = on_ranks(2, parallel, str(tmp_path), timeout=60)
+    assert files == {
+        rank: [name for name in names for _ in range(2)]
+        for rank, names in {0: ("module", "param", "weight_grad"), 1: ("module", "weight_grad")}.items()
+    }
+    gradients = read(tmp_path)["weight_grad"]
+    assert set(gradients.scope[gradients.rank == 0]) == {"unreduced", "reduced"}
+    assert set(gradients.scope[gradients.rank == 1]) == {"unreduced"}
+    found = analyse_anomalies(tmp_path, top_k=1000)
+    assert (found[0]["rank"], found[0]["tag_name"], found[0]["step"]) == (1, ".input.0/actv", 1)
+    other = next(one for one in found if one["rank"] == 0)
+    assert other["tag_name"].endswith(("pre_grad", "post_grad")) and other["step"] == 1
+
+
 def test_anomalies_stay_when_the_monitor_is_stopped_and_started(tmp_path: Path) -> None:
     keys = {"monitors": monitors("param"), "alert": alert(("AnomalyNan", {"threshold": 0.0}))}
     run = Run(tmp_path, **keys)

@@ -58,6 +58,7 @@ class Older:
         self._features: list[FeatureHooks] = []
         self._directions: list[tuple[str, int, Lazy]] = []
         self._directs = False
+        self._redundant: frozenset[str] = frozenset()
         self._watches: dict[str, Callable[[int, Rows, Floats], None]] = {}
         self._output, self._rank = Path(), 0
 
@@ -71,6 +72,19 @@ class Older:
         if targets is None or settings.kind == "cc":
             return otherwise
         return picked(targets, exactly=settings.kind == "module")
+
+    def leave_out(self, more: MoreHost, context: Mapping[str, Any]) -> None:
+        """Before the monitors begin: what other ranks of ``dp_group`` and ``tp_group`` show has no rows here."""
+        self._redundant = frozenset()
+        if self._mode is not Mode.V2:
+            self._redundant = more.redundant(context.get("dp_group"), context.get("tp_group"))
+
+    def shown(self, settings: MonitorSettings, chosen: Chosen) -> Chosen | None:
+        """Which names have rows of what the ranks of a group have alike; None: those that are chosen anyway."""
+        redundant = self._redundant
+        if not redundant or settings.kind in ("module", "cc"):
+            return None
+        return lambda name: name not in redundant and chosen(name)
 
     def filtered(self, settings: MonitorSettings, add: AddRow) -> AddRow:
         """What takes a module's rows, if only some of them are wanted."""

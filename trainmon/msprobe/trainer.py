@@ -114,7 +114,8 @@ class TrainerMonitorV2:
             model: a module or a list of them, None where a chunk is another rank's.
             optimizer: one, or a list of those that step together.
             **context: ``micro_batch_number`` or ``grad_acc_steps``, for ``weight_grad``; ``start_iteration``, the number
-                of the first step.
+                of the first step; ``dp_group`` and ``tp_group``, whose first ranks show what the others have, too;
+                ``pp_stage``, for anomalies.
 
         Raises:
             ValueError: a monitor needs a model or an optimizer; nothing has been started then.
@@ -233,6 +234,7 @@ class TrainerMonitorV2:
     def _begin_all(self, host: Host, *, goes_on: bool) -> None:
         _, _, context = self._given
         self._watching = self._begun = True
+        self._older.leave_out(host.more(), context)
         for settings in self._settings.monitors:
             self._begin(settings, context)
         self._begin_older(host, context, goes_on=goes_on)
@@ -259,6 +261,9 @@ class TrainerMonitorV2:
             )
         elif settings.kind == "cc":
             monitor.hooks = self._collectives(settings, monitor.calls.add)
+        shown = self._older.shown(settings, monitor.chosen)
+        if shown is not None:
+            monitor.chosen, monitor.empty = shown, -1
         self._running.append(monitor)
         if monitor.hooks is not None:
             monitor.hooks.install()

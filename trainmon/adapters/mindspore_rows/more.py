@@ -79,6 +79,10 @@ class More:
             found.append((named.name, named.stage, lazy))
         return found
 
+    def redundant(self, data_group: Any, tensor_group: Any) -> frozenset[str]:
+        """Parameters that another rank shows: groups are not looked at."""
+        return frozenset()
+
     def together(self) -> None:
         """Waits for the other ranks."""
         if is_distributed():

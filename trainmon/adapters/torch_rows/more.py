@@ -10,7 +10,7 @@ import torch
 import torch.distributed as distributed
 
 from trainmon.adapters.torch_parts.modules import hookable
-from trainmon.adapters.torch_parts.shards import local
+from trainmon.adapters.torch_parts.shards import is_dtensor, local
 from trainmon.adapters.torch_rows.calls import Failed
 from trainmon.adapters.torch_rows.collectives import is_distributed
 from trainmon.adapters.torch_rows.features import FeatureHooks, fitting
@@ -81,6 +81,17 @@ class More:
                 continue
             found.append((one.name, one.stage, self._meter.backend_of(mine).signs([mine], [theirs])))
         return found
+
+    def redundant(self, data_group: Any, tensor_group: Any) -> frozenset[str]:
+        """Parameters that an earlier rank has alike: of a data parallel group all, of a tensor parallel group those that
+        are not split."""
+        names: set[str] = set()
+        if data_group is not None and distributed.get_rank(data_group) > 0:
+            names.update(one.name for one in self._parameters)
+        if tensor_group is not None and distributed.get_rank(tensor_group) > 0:
+            whole = [one for one in self._parameters if not is_dtensor(one.thing)]
+            names.update(one.name for one in whole if not getattr(one.thing, "tensor_model_parallel", False))
+        return frozenset(names)
 
     def together(self) -> None:
         """Waits for the other ranks."""
