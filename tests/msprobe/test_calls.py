@@ -6,6 +6,7 @@ import copy
 import gc
 import math
 import weakref
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,8 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from trainmon.adapters.torch_rows.calls import CallHooks  # noqa: E402
 from trainmon.adapters.torch_rows.meter import Meter  # noqa: E402
-from trainmon.adapters.torch_rows.names import named_modules  # noqa: E402
+from trainmon.adapters.torch_rows.names import named_modules, named_parameters  # noqa: E402
+from trainmon.adapters.torch_rows.passes import Passes  # noqa: E402
 from trainmon.backend.statistics import finished  # noqa: E402
 
 Rows = list[tuple[str, float]]
@@ -56,17 +58,18 @@ def by_torch(model: nn.Module, step: Step) -> Rows:
     return rows
 
 
+def _raise(error: Exception) -> None:
+    raise error
+
+
 def hooked(model: nn.Module, **options: Any) -> tuple[CallHooks, list[tuple[str, Any]]]:
     rows: list[tuple[str, Any]] = []
-
-    def fail(error: Exception) -> None:
-        raise error
 
     hooks = CallHooks(
         list(named_modules(model)),
         Meter(as_msprobe=True),
         lambda name, scope, stage, micro, reading, call=0: rows.append((name, reading)),
-        fail,
+        _raise,
         **options,
     )
     hooks.install()
@@ -74,10 +77,17 @@ def hooked(model: nn.Module, **options: Any) -> tuple[CallHooks, list[tuple[str,
     return hooks, rows
 
 
-def by_us(model: nn.Module, step: Step, **options: Any) -> Rows:
+def by_us(model: nn.Module, step: Step, extended: bool = False, **options: Any) -> Rows:
+    if extended:
+        passes = Passes(model, list(named_parameters(model, None)), _raise)
+        passes.install()
+        passes.arm(True)
+        options |= {"passes": passes, "evaluation": False, "repeated": False}
     hooks, rows = hooked(model, **options)
     step(model)
     hooks.remove()
+    if extended:
+        passes.remove()
     norms = finished([reading for _, reading in rows], None)[:, 4]
     return [(name, float(norm)) for (name, _), norm in zip(rows, norms, strict=True)]
 
@@ -213,19 +223,38 @@ def test_other_ways_through_a_graph(step: Step) -> None:
     assert [name for name, _ in got] == [name for name, _ in want]
 
 
+@pytest.mark.parametrize("extended", [False, True])
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.filterwarnings("ignore")
-def test_gradients_keep_their_bits(kind: str) -> None:
+def test_gradients_keep_their_bits(kind: str, extended: bool) -> None:
     torch.manual_seed(0)
     model = MODELS[kind]()
     other = copy.deepcopy(model)
     plainly(model)
-    by_us(other, plainly)
+    by_us(other, plainly, extended)
     for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
         if theirs.grad is None:
             assert mine.grad is None
         else:
             assert torch.equal(mine.grad, theirs.grad)
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.filterwarnings("ignore")
+def test_extended_rows_are_these_and_more(kind: str, step: str) -> None:
+    """Without the zeros, and but for what evaluation and repeated passes are about, each row of the default is there."""
+    torch.manual_seed(0)
+    model = MODELS[kind]()
+    other = copy.deepcopy(model)
+    default, extended = by_us(model, STEPS[step]), by_us(other, STEPS[step], extended=True)
+    shown = Counter((name.rsplit(".", 1)[0], norm) for name, norm in extended)
+    wanted = Counter((name.rsplit(".", 1)[0], norm) for name, norm in default if ".grad" not in name or norm)
+    if "checkpointed" not in kind and kind != "part without gradient":
+        assert not wanted - shown
+    else:
+        backward = Counter({key: count for key, count in wanted.items() if ".grad" in key[0]})
+        assert not backward - shown
 
 
 IN_PLACE: dict[str, Callable[[], nn.Module]] = {

@@ -85,7 +85,8 @@ class Output:
         return self._lost + self._sink.errors + (0 if self._writer is None else self._writer.dropped)
 
     def open(self, rank: int) -> None:
-        """Starts the thread, if there is to be one."""
+        """A run begins: starts the thread, if there is to be one."""
+        self.written = {}
         if self._asynchronous and self._writer is None:
             self._writer = Writer([self._sink], RunInfo(None, "msprobe", rank=rank), WAITING, tell=_tell)
 
