@@ -79,7 +79,7 @@ for _one in _COMMON:  # 1.9.0 knows no other results of a model
     _one["model"] = {"result": "dict", **_one.get("model", {})}
 
 _STATE: Keys = {
-    "local_norm": ["inner", "tab.e"],
+    "local_norm": True,
     "local_loss": True,
     "device_norm": True,
     "device_loss": True,
@@ -90,7 +90,7 @@ _NEWEST: list[Keys] = [
         "name": "followed",
         "host": {
             "monitor": {
-                "train_state": {**_STATE, "local_norm": True},
+                "train_state": _STATE,
                 "tensorboard": {"output_dir": "events"},
             }
         },
@@ -156,6 +156,7 @@ _NEWEST: list[Keys] = [
         "logits_monitor": 2,
         "api": {**QUIET, "attention": {"every": 1, "per_head": True}},
     },
+    {"name": "tracked", "model": {"logits": True}, "host": training(steps=2), "api": QUIET},
     {"name": "resets", "model": {"logits": True}, "api": {**QUIET, "attention": {"every": 1}}},
     {
         "name": "rampup",
@@ -210,8 +211,15 @@ _NEWEST: list[Keys] = [
     {"name": "dies", "raises": 2, "dies": True, "api": QUIET},
 ]
 
+_LINES: Keys = {
+    "name": "lines",
+    "host": {"monitor": {"train_state": {"local_norm": True, "local_loss": True, "device_loss": True}}},
+    "api": QUIET,
+    "model": {"result": "dict"},
+}
+
 #: By version.
-SCENARIOS: dict[str, list[Keys]] = {version: list(_COMMON) for version in VERSIONS}
+SCENARIOS: dict[str, list[Keys]] = {version: [*_COMMON, _LINES] for version in VERSIONS}
 # Before the trainer is made, which changes how gradients are recorded.
 SCENARIOS[NEWEST] = [{"name": "model_train", "plain": True, "api": EVERYTHING}, *_COMMON, *_NEWEST]
 #: Files that the trainings read.

@@ -17,6 +17,7 @@ from mindspore import Parameter, Tensor, nn, ops
 import trainmon
 from trainmon.adapters.mindformers.pynative import PyNativeMonitor, session
 from trainmon.adapters.mindformers.pynative.gradients import GradientHooks
+from trainmon.adapters.mindformers.pynative.tracker import Tracker, loss_parts
 from trainmon.adapters.mindspore_parts.parameters import ParameterList
 from trainmon.events import GradientAccumulated, MicroGradient
 from trainmon.sinks.jsonl import read_jsonl
@@ -354,6 +355,32 @@ def test_what_a_router_does_again_in_the_backward_pass_is_not_counted() -> None:
     assert any(row.startswith("1,mlp/1,") and row.split(",")[2] == str(2.0 * MICROS) for row in rows), rows[
         :4
     ]
+
+
+def test_losses_that_the_host_has_taken_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own callback runs first and leaves them in the store of the step."""
+    kept = {"load-balancing-loss": 0.25, "mtp-1-loss": 2.0, "loss": 3.0, "indexer-loss": float("nan")}
+    assert loss_parts(kept) == {"aux": 0.25, "mtp_1": 2.0}
+    monkeypatch.setattr(Tracker, "data", lambda self: kept)
+    Loop(monitor()).train()
+    assert [record["loss/part/aux"] for record in records()[1:]] == [0.25] * 2
+    assert [record["loss/part/mtp_1"] for record in records()[1:]] == [2.0] * 2
+
+
+def test_logits_of_which_nothing_was_kept_are_null() -> None:
+    """They stand at zero then: no largest logit of zero is made up, and other layers keep theirs."""
+    loop = Loop(monitor(attention={"every": 1}))
+    tensors = [
+        Parameter(Tensor([0.0, 0.0], mindspore.float32)),
+        Parameter(Tensor([-3.0, 1.5], mindspore.float32)),
+    ]
+    loop.net.get_max_attention_logit = lambda: {
+        f"layers.{number}.core.max_logits_val": tensor for number, tensor in enumerate(tensors)
+    }
+    loop.train()
+    last = records()[-1]
+    assert last["attention/max_logit/layers.1.core"] == 1.5
+    assert last.get("attention/max_logit/layers.0.core") is None
 
 
 def test_the_same_callback_watches_a_second_training() -> None:

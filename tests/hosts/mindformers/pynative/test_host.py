@@ -97,6 +97,24 @@ def test_lines_of_the_training_state(runs: Runs) -> None:
     assert headers == [{"step": 1, "micro_step": 1}, {"step": 1, "micro_step": 2}, {"step": 1}]
 
 
+def test_losses_are_printed_where_the_host_prints_none(runs_of: Any) -> None:
+    """1.9.0 parses the keys, and has nothing that prints them."""
+    runs = runs_of("1.9.0")
+    lines, truth = ours(runs, "lines"), runs.truth("lines")["steps"]
+    losses = [json.loads(line) for line in lines if "_loss" in line]
+    expected: list[dict[str, Any]] = []
+    for step, true in enumerate(truth, 1):
+        expected.append({"step": step, "micro_step": 1, "local_loss": pytest.approx(true["loss"])})
+        expected.append({"step": step, "micro_step": 1, "device_loss": pytest.approx(true["loss"])})
+    assert losses == expected
+    assert sum('"local_norm"' in line for line in lines) == 3 * 4
+    for line in lines:
+        if '"step"' in line:
+            json.loads(line)
+    newer = ours(runs_of("2.0.0"), "lines")
+    assert not any("_loss" in line for line in newer) and any('"local_norm"' in line for line in newer)
+
+
 def test_names_are_substrings_and_not_patterns(runs: Runs) -> None:
     """``tab.e`` is no name's part, though it would match ``table``."""
     names = {match[2] for line in ours(runs, "substrings") if (match := _NORM.fullmatch(line))}
@@ -123,6 +141,12 @@ def test_tokens_of_each_expert_are_recorded(runs: Runs) -> None:
     record = runs.records("experts")[-1]
     assert record["moe/max_vio/decoder.layers.1.mlp"] is not None
     assert record["moe/drop_forecast/decoder.layers.1.mlp"] > 0
+    assert {record["moe/hot/decoder.layers.1.mlp"], record["moe/cold/decoder.layers.1.mlp"]} <= {
+        0.0,
+        1.0,
+        2.0,
+    }
+    assert record["moe/dead"] == 0
     assert record["moe/bias_span/decoder.layers.1.mlp"] == pytest.approx(0.3)
     load = runs.table("experts", "moe")
     second = [one["tpe"][0] for one in records if one["step"] == 2 and one["layer"] == 1]
@@ -152,6 +176,11 @@ def test_logits_that_the_model_keeps(runs: Runs) -> None:
     assert own[3:6] == theirs and len(own) == 9
     assert [record["attention/max_logit"] for record in runs.records("resets")] == [2.0, 4.0, 6.0]
     assert runs.kinds("resets").count("logits_reset") == 1
+    # Where nobody asks for attention, nothing is printed or put back.
+    assert (
+        not runs.lines("tracked", "max_attention_logit")
+        and runs.truth("tracked")["weights"]["kept"][0] == 4.0
+    )
 
 
 # -- event files ----------------------------------------------------------------------------------------------------
