@@ -137,6 +137,11 @@ def test_event_files_of_our_own_where_the_host_has_no_place(
     found = settings_of(args(monitor={"tensorboard": {"tensorboard_dir": "b"}}))
     assert found.config == ({"sinks": {"tensorboard": {}}} if there else {})
     assert len(found.problems) == (not there)
+    # With several ranks they come a step late.
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    directory = args(monitor={"tensorboard": {"output_dir": "b"}})
+    assert settings_of(directory).config == {}
+    assert settings_of(directory, ranks=2).config == {"sinks": {"tensorboard": {}}}
 
 
 def test_the_directory_of_event_files_has_two_names() -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from trainmon.adapters.base import Watched
-from trainmon.adapters.mindformers.pynative.session import ACTIONS, HOST, Session
+from trainmon.adapters.mindformers.pynative.session import ACTIONS, HOST, Session, layout
 from trainmon.adapters.mindformers.pynative.settings import HostSettings, read, settings_of
 from trainmon.config import ConfigError
 from trainmon.config.errors import Place, Problem
@@ -85,7 +85,7 @@ class PyNativeMonitor(Watched):
         if self._session is not None:  # an earlier run's
             self._session.end()
             self._session = None
-        settings = settings_of(args) if self._follows else HostSettings()
+        settings = settings_of(args, layout().world) if self._follows else HostSettings()
         self.monitor = self._make(self._source(args), settings.config)
         if self._state is not None:
             kept, self._state = self._state, None

@@ -54,7 +54,7 @@ from trainmon.frame import Snapshot
 from trainmon.health import TrainingStopped
 from trainmon.monitor import TrainMonitor
 
-__all__ = ["ACTIONS", "HOST", "Session"]
+__all__ = ["ACTIONS", "HOST", "Session", "layout"]
 
 HOST = "mindformers_pynative"
 #: What rules may ask for. A step can't be skipped: the update is the host's own.
@@ -89,7 +89,7 @@ class Session:
         cells = cells_of(given.get("model"))
         self._optimizer = given.get("optimizer")
         self._addressable = mindspore.get_context("device_target") == "CPU"
-        self._layout = _layout()
+        self._layout = layout()
         apart = self._layout.rank if self._layout.world > 1 else None
         self._parameters = ParameterList(Chunks(cells), self._optimizer, self._addressable, apart)
         self._view = HostOptimizer(self._optimizer, self._parameters, self._addressable)
@@ -386,7 +386,8 @@ def _piece(value: Any) -> Any:
     return None if value is None else local(value)
 
 
-def _layout() -> Layout:
+def layout() -> Layout:
+    """This process among the ranks."""
     from trainmon.dist.mindspore_group import is_initialized
 
     if not is_initialized():

@@ -129,6 +129,7 @@ class HostSettings:
         max_norm: what gradients are clipped to; None: not told.
         skips: whether the host leaves out updates whose gradients are not finite.
         deterministic: whether computation is to be deterministic.
+        ranks: how many train together.
         config: top-level configuration keys, below the user's own.
         taken: the host's keys that they come from.
         problems: what could not be followed, and why.
@@ -143,6 +144,7 @@ class HostSettings:
     max_norm: float | None = None
     skips: bool = False
     deterministic: bool = False
+    ranks: int = 1
     config: dict[str, Any] = field(default_factory=dict)
     taken: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -153,9 +155,14 @@ class HostSettings:
             self.taken.append(source)
 
 
-def settings_of(args: Any) -> HostSettings:
-    """The host's settings that trainmon follows; ``args`` is its configuration."""
-    found = HostSettings()
+def settings_of(args: Any, ranks: int = 1) -> HostSettings:
+    """The host's settings that trainmon follows.
+
+    Args:
+        args: its configuration.
+        ranks: how many train together.
+    """
+    found = HostSettings(ranks=ranks)
     for follow in (_norms, _losses, _experts, _logits, _tensorboard, _training):
         try:
             follow(args, found)
@@ -221,15 +228,18 @@ def _logits(args: Any, found: HostSettings) -> None:
 
 
 def _tensorboard(args: Any, found: HostSettings) -> None:
-    """Our numbers go into the host's event files where it has a store for them (from 2.1.0 on), else into our own."""
+    """Our numbers go into the host's event files where it has a store for them (from 2.1.0 on) and they come in time (one
+    rank), else into our own."""
     section = read(args, "monitor", "tensorboard")
     directory = read(section, "output_dir") or read(section, "tensorboard_dir")
     found.tensorboard = str(directory) if directory else None
-    if directory and importlib.util.find_spec("mindformers.pynative.tools.monitor_utils") is None:
+    if not directory:
+        return
+    if found.ranks > 1 or importlib.util.find_spec("mindformers.pynative.tools.monitor_utils") is None:
         if importlib.util.find_spec("tensorboard") is None:
             found.problems.append(
-                "monitor.tensorboard: this version of MindFormers has no place for our numbers in its event files, and "
-                "there are none of our own without the package tensorboard (trainmon[tensorboard])"
+                "monitor.tensorboard: our numbers can't go into the host's event files here, and there are none of our "
+                "own without the package tensorboard (trainmon[tensorboard])"
             )
         else:
             found.put("monitor.tensorboard", "sinks", tensorboard={})
