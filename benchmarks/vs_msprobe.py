@@ -80,10 +80,10 @@ def _compare(load: str, arms: Sequence[str], turns: int, steps: int) -> list[Row
     # The least of the peaks: what else a process did meanwhile is in some of them only.
     peak = {arm: min(block["peak"] for block in found) for arm, found in blocks.items()}
     allowed = max(0.01 * facts["bytes"], 2 * 2**20)
-    for arm in ("trainmon", "msprobe"):
+    for arm in ("trainmon", "async", "msprobe"):
         if arm in peak:
             more = peak[arm] - peak["plain"]
-            mark = (f"<= {allowed / 2**20:.1f} MiB", more <= allowed) if arm == "trainmon" else ("", None)
+            mark = (f"<= {allowed / 2**20:.1f} MiB", more <= allowed) if arm != "msprobe" else ("", None)
             rows.append(Row(f"{name}: {arm}: peak memory of a step", f"{more / 2**20:+.1f} MiB", *mark))
     return rows
 

@@ -452,6 +452,27 @@ def test_a_restart_with_other_columns(tmp_path: Path, mode: str) -> None:
         assert {line.count(b",") for line in lines[:-1]} == {lines[0].count(b",")}
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_restart_after_a_run_that_was_killed(tmp_path: Path, mode: str, asynchronous: bool) -> None:
+    """The row that it was writing spoils no other."""
+    for run in range(2):
+        net = model()
+        optimizer = adam(net)
+        mon = TrainerMonitorV2(
+            config(tmp_path, "param", mode=mode, step_count_per_record=10, async_write=asynchronous)
+        )
+        mon.start(net, optimizer)
+        train(net, optimizer)
+        mon.stop()
+        path = tmp_path / "rank_0" / "param_step0-9.csv"
+        if run == 0:
+            os.truncate(path, path.stat().st_size - 9)
+    lines = path.read_bytes().split(b"\r\n")
+    assert lines[9:-1] == [*lines[1:8], lines[-2]] and len(lines) == 1 + 8 + 8 + 1
+    assert lines[-2].startswith(lines[8]) and len(lines[8]) == len(lines[-2]) - 7
+
+
 def test_a_file_of_no_bytes_gets_its_header(tmp_path: Path) -> None:
     """T-23."""
     (tmp_path / "rank_0").mkdir()

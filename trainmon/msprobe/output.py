@@ -20,7 +20,7 @@ __all__ = ["MonitorTable", "Output"]
 #: Written steps that may wait for the writer thread.
 WAITING = 256
 #: Bytes that a row takes while it waits.
-_ROW = 256
+_ROW = 512
 
 
 @dataclass(frozen=True, slots=True)

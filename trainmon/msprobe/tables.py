@@ -152,7 +152,8 @@ def _crlf(columns: list[tuple[str, Any]], header: bool) -> bytes:
 class TableFiles:
     """``<directory>/<slug>_step<A>-<B>.csv``, opened for each write, so that nothing is lost when somebody removes them.
 
-    A file that begins with another header is left as it is: rows go to ``.part2.csv`` and so on.
+    A file that begins with another header is left as it is: rows go to ``.part2.csv`` and so on. A row that was not
+    finished stays alone on its line.
 
     Attributes:
         directory: where.
@@ -171,7 +172,11 @@ class TableFiles:
         plain = self.directory / f"{stem}.csv"
         file = RecordFile(self._place(plain, header), mode=0o666)
         try:
-            file.write(rows if file.size else header + rows)
+            if not file.size:
+                rows = header + rows
+            elif not file.ends_with(b"\n"):  # a run was killed while it wrote a row
+                rows = b"\r\n" + rows
+            file.write(rows)
         finally:
             file.close()
 
