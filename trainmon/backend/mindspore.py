@@ -17,8 +17,13 @@ from mindspore import ops
 
 from trainmon.backend.base import STATISTICS, Floats, Lazy
 from trainmon.backend.host import HostBackend, HostRead
+from trainmon.backend.mindspore_spectral import block_power
+from trainmon.backend.ritz import largest_ritz_value
 
 __all__ = ["CompiledSums", "MindSporeBackend", "MindSporeDevice"]
+
+#: Elements of one partial sum.
+_CHUNK = 65536
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +90,70 @@ def _compiled(tensors: Sequence[Any]) -> bool:
 
 class MindSporeDevice(MindSporeBackend):
     """Statistics of tensors in a device's memory: MindSpore's operators in float32, one packed read. Norms are scaled by
-    the largest magnitude, so that squares neither overflow nor vanish."""
+    the largest magnitude, so that squares neither overflow nor vanish; partial sums are added up in float64.
+
+    Args:
+        deferred: whether a step's numbers are waited for in the next one.
+    """
 
     name = "mindspore-device"
     deferred = True
+
+    def __init__(self, deferred: bool = True) -> None:
+        super().__init__()
+        self.deferred = deferred
+
+    def summaries(self, tensors: Sequence[Any]) -> Lazy:
+        if not tensors or _compiled(tensors):
+            return super().summaries(tensors)
+
+        def finish(*values: Floats) -> Floats:
+            table = np.full((len(tensors), 6), np.nan)
+            for row, one in enumerate(values):
+                table[row, :5] = _square(one), one[0], *one[1:4]
+            return table
+
+        return Lazy(tuple(device_sums(one) for one in tensors), finish)
+
+    def squares(self, tensors: Sequence[Any], negatives: bool = False) -> Lazy:
+        if not tensors or _compiled(tensors):
+            return super().squares(tensors, negatives)
+
+        def finish(*values: Floats) -> Floats:
+            return np.array([(_square(one), one[4] if negatives else np.nan) for one in values])
+
+        return Lazy(tuple(device_sums(one) for one in tensors), finish)
+
+    def square_sum(self, tensors: Sequence[Any]) -> Lazy:
+        if not tensors or _compiled(tensors):
+            return super().square_sum(tensors)
+        handles = tuple(device_sums(one) for one in tensors)
+        return Lazy(handles, lambda *values: np.array([sum(map(_square, values))]))
+
+    def spectra(
+        self,
+        matrices: Sequence[Any],
+        states: Sequence[Any | None],
+        seeds: Sequence[int],
+        tolerance: float,
+        epsilon: float,
+    ) -> tuple[Lazy, list[Any]]:
+        found = [block_power(*one) for one in zip(matrices, states, seeds, strict=True)]
+        squares = [device_sums(one) for one in matrices]
+
+        def finish(*values: Floats) -> Floats:
+            table = np.full((len(squares), 3), np.nan)
+            table[:, 0] = [_square(one) for one in values[: len(squares)]]
+            grams = values[len(squares) :]
+            table[:, 1] = [largest_ritz_value(*grams[row : row + 2]) for row in range(0, len(grams), 2)]
+            table[table[:, 0] == 0] = 0.0
+            return table
+
+        handles = (*squares, *(gram for grams, _ in found for gram in grams))
+        return Lazy(handles, finish), [state for _, state in found]
+
+    def keep(self, tensors: Sequence[Any], into: Sequence[Any | None] = ()) -> list[Any]:
+        raise NotImplementedError("updates are not measured in a device's memory: set updates: false")
 
     def statistics(self, tensors: Sequence[Any]) -> Lazy:
         sizes = [int(one.size) for one in tensors]
@@ -118,6 +183,35 @@ class MindSporeDevice(MindSporeBackend):
                 at += int(handle.size)
             results.append(lazy.finish(*values))
         return HostRead(results)
+
+
+def device_sums(tensor: Any) -> Any:
+    """Largest magnitude, counts of NaN, positive and negative infinities and of elements below zero, and sums of squares
+    over the largest magnitude's square, of as many elements each as float32 adds well."""
+    wide = tensor.astype(mindspore.float32).reshape(-1)
+    if not wide.size:
+        return ops.zeros(6, mindspore.float32)
+    nan, infinite = ops.isnan(wide), ops.isinf(wide)
+    below = wide < 0
+    counts = [nan, ops.logical_and(infinite, wide > 0), ops.logical_and(infinite, below), below]
+    largest = ops.abs(wide).max()
+    usable = ops.logical_and(largest > 0, ops.isfinite(largest))
+    squares = ops.square(wide / ops.select(usable, largest, ops.ones_like(largest)))
+    whole = int(wide.size) // _CHUNK * _CHUNK
+    parts = [] if not whole else [squares[:whole].reshape(-1, _CHUNK).sum(1)]
+    if whole < int(wide.size):
+        parts.append(squares[whole:].sum().reshape(1))
+    numbers = [largest.reshape(1), *(one.astype(mindspore.float32).sum().reshape(1) for one in counts)]
+    return ops.concat([*numbers, *parts])
+
+
+def _square(sums: Floats) -> float:
+    """The sum of squares that :func:`device_sums` has left; NaN and infinities propagate."""
+    largest = float(sums[0])
+    if sums[1] > 0 or np.isnan(largest):
+        return math.nan
+    scale = largest if math.isfinite(largest) and largest > 0 else 1.0
+    return float(sums[5:].sum()) * scale * scale
 
 
 def _on_device(tensor: Any) -> Any:

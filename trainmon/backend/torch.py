@@ -15,8 +15,9 @@ import torch
 
 from trainmon.backend.base import ATTENTION_COLUMNS, Floats, Lazy
 from trainmon.backend.host import prints
+from trainmon.backend.ritz import largest_ritz_value
 from trainmon.backend.torch_attention import product_sums, rows_given, score_sums
-from trainmon.backend.torch_spectral import block_power, largest_ritz_value
+from trainmon.backend.torch_spectral import block_power
 from trainmon.events import AdamStep
 from trainmon.ops.attention import sampled_places
 

@@ -9,15 +9,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
 import torch
 
-from trainmon.backend.base import Floats
-
-__all__ = ["block_power", "largest_ritz_value"]
+__all__ = ["block_power"]
 
 _VECTORS, _FRESH, _PASSES = 8, 2, 3
-_ROUNDING = 1e-5
 
 
 def block_power(
@@ -65,18 +61,3 @@ def _spread(block: torch.Tensor) -> torch.Tensor:
         )
         scaled = torch.linalg.solve_triangular(root, scaled.T, upper=False).T
     return scaled
-
-
-def largest_ritz_value(gram: Floats, power: Floats) -> float:
-    """The largest x'(power)x / x'(gram)x; NaN if it can't be told."""
-    width = math.isqrt(len(gram))
-    below, above = gram.reshape(width, width), power.reshape(width, width)
-    if not (np.isfinite(below).all() and np.isfinite(above).all()):
-        return math.nan
-    values, vectors = np.linalg.eigh((below + below.T) / 2)
-    kept = values > 1e-4 * values[-1]
-    if not kept.any():
-        return math.nan
-    basis = vectors[:, kept] / np.sqrt(values[kept])
-    largest: float = np.linalg.eigvalsh(basis.T @ (above + above.T) @ basis / 2)[-1]
-    return largest * (1 - _ROUNDING)

@@ -1,7 +1,7 @@
 """What the engine may ask of a MindSpore model and its optimizer: live views of the memory of parameters and state.
 
 On a CPU ``asnumpy()`` of a parameter copies nothing and follows its updates. On a device it would copy the whole
-tensor to the host: there nothing is shown, and that is said.
+tensor to the host: there the tensors themselves are shown.
 """
 
 from __future__ import annotations
@@ -88,9 +88,8 @@ class ParameterList:
         return [_shard(name in self._owned, self._holders.get(name, 0)) for name in names]
 
     def weights(self) -> TensorView:
-        if not self._addressable:
-            return TensorView((), ())
-        return TensorView(self.names, [host_view(one) for one in self.parameters], self.shards(self.names))
+        shown = [host_view(one) if self._addressable else one for one in self.parameters]
+        return TensorView(self.names, shown, self.shards(self.names))
 
     def version(self) -> int:
         """MindSpore counts no writes; but ``set_data`` and loading a checkpoint move a parameter to other memory."""
@@ -149,12 +148,10 @@ class OptimizerView:
         return [key for key, _ in self._states()]
 
     def moments(self) -> Mapping[str, TensorView]:
-        if not self._addressable:
-            return {}
         views: dict[str, TensorView] = {}
         for key, state in self._states():
             names, order = self._parameters.names, self._parameters.order
-            tensors = [host_view(state[index]) for index in order]
+            tensors = [host_view(state[index]) if self._addressable else state[index] for index in order]
             views[key] = TensorView(names, tensors, self._parameters.shards(names))
         return views
 

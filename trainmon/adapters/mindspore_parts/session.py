@@ -16,7 +16,7 @@ from trainmon.adapters.mindspore_parts.compiled import CompiledGradients
 from trainmon.adapters.mindspore_parts.outputs import Outputs, number, read_outputs
 from trainmon.adapters.mindspore_parts.parameters import OptimizerView, ParameterList, find_optimizer
 from trainmon.backend.determinism import reproduction
-from trainmon.backend.mindspore import MindSporeBackend
+from trainmon.backend.mindspore import MindSporeBackend, MindSporeDevice
 from trainmon.dist import Group
 from trainmon.events import (
     ENGINE_ACTIONS,
@@ -55,6 +55,11 @@ def is_graph() -> bool:
     return bool(mindspore.get_context("mode") == mindspore.GRAPH_MODE)
 
 
+def host_addresses() -> bool:
+    """Whether tensors lie in memory that the host can read where it is."""
+    return bool(mindspore.get_context("device_target") == "CPU")
+
+
 class Session:
     """A run that is watched.
 
@@ -82,7 +87,7 @@ class Session:
         self._params = params
         cell = self._cell = params.train_network
         self._optimizer = find_optimizer(params.get("optimizer"), cell, params.get("network"))
-        self._addressable = mindspore.get_context("device_target") == "CPU"
+        self._addressable = host_addresses()
         group = _all_ranks()
         apart = params.get("parallel_mode") not in (None, "stand_alone", "data_parallel")
         layout = self._layout(group)
@@ -125,14 +130,15 @@ class Session:
             reproduction=reproduction(),
             observed=self.observe(),
         )
-        self.monitor.begin(begin, MindSporeBackend(), group, host=self)
+        # MindSpore's own callbacks wait for each step.
+        backend = MindSporeBackend() if self._addressable else MindSporeDevice(deferred=False)
+        self.monitor.begin(begin, backend, group, host=self)
         self.install(self._done)
         if not self._addressable:
             self._tell_once(
                 "info",
                 "device_tensors",
-                "weights and moments are in a device's memory: reading them would copy them whole, so their norms are "
-                "null; gradients are seen as sums that hooks leave on the device",
+                "weights and moments are in a device's memory: their norms and spectra are made there, in float32",
             )
 
     def _layout(self, group: Group | None) -> Layout:

@@ -28,7 +28,7 @@ from trainmon.adapters.mindformers.pynative.values import DeviceSums, cells_of, 
 from trainmon.adapters.mindspore_parts.outputs import number
 from trainmon.adapters.mindspore_parts.parameters import ParameterList
 from trainmon.backend.determinism import deterministic, reproduction
-from trainmon.backend.mindspore import MindSporeBackend
+from trainmon.backend.mindspore import MindSporeBackend, MindSporeDevice
 from trainmon.events import (
     ENGINE_ACTIONS,
     Action,
@@ -132,7 +132,8 @@ class Session:
             observed=self.observe(),
         )
         self.monitor.read_by(self._show)
-        self.monitor.begin(begin, MindSporeBackend(), host=self)
+        backend = MindSporeBackend() if self._addressable else MindSporeDevice(deferred=False)
+        self.monitor.begin(begin, backend, host=self)
         self.install(self.step)
         self._at_exit = _when_the_program_ends(self)
         self._sayings.settings(settings)
