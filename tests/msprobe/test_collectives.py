@@ -291,9 +291,9 @@ def coalesced(directory: str, compat: str) -> None:
     with dist._coalescing_manager(async_ops=True) as together:
         dist.all_reduce(torch.ones(2))
         dist.all_reduce(torch.full((2,), 3.0))
-    before = len(mon._running[0].calls)
+    before = len(mon._watching.running[0].calls)
     together.wait()
-    assert len(mon._running[0].calls) > before
+    assert len(mon._watching.running[0].calls) > before
     mon.step()
     dist.all_reduce_coalesced([torch.ones(1), torch.ones(3)])
     dist.all_reduce(torch.ones(1))
@@ -333,7 +333,7 @@ def functionally(directory: str) -> None:
     mon = monitor(directory, cc_pre_hook=True)
     mon.start()
     result = functional.all_reduce(torch.full((4,), rank + 1.0), "sum", group)
-    before = set(mon._running[0].calls._tags["functional.all_reduce"][1])
+    before = set(mon._watching.running[0].calls._tags["functional.all_reduce"][1])
     assert not before  # not before somebody needs it
     assert float(result.sum()) == 12.0
     gathered = functional.all_gather_tensor(torch.full((2,), rank + 1.0), 0, group)
