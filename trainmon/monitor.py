@@ -419,11 +419,12 @@ class TrainMonitor:
         running = self.step + (self._step_began is None)
         return go_on(state, self.step, running, health, [slot.probe for slot in self._probes])
 
-    def save_state(self, path: str | os.PathLike[str]) -> bool:
-        """Writes the state to a file, whole or not at all; rank 0 does, for all. Whether it is there; why not is said."""
+    def save_state(self, path: str | os.PathLike[str], state: Mapping[str, Any] | None = None) -> bool:
+        """Writes the state, or an earlier ``state_dict()``, to a file, whole or not at all; rank 0 does, for all. Whether
+        it is there; why not is said."""
         if self._ranks.group.rank != 0:
             return True
-        trouble = save(path, self.state_dict(), self.step)
+        trouble = save(path, self.state_dict() if state is None else state, self.step)
         if trouble is not None:
             self._voice.now(trouble)
         return trouble is None

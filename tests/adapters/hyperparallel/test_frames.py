@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from pathlib import Path
 from typing import Any
 
@@ -105,8 +106,75 @@ def test_times_and_rates(tmp_path: Path, name: str) -> None:
         step, tokens = record["data/tokens"] - tokens, record["data/tokens"]
         assert record["time/step"] > 0
         assert record["perf/tokens_per_second"] == pytest.approx(step / record["time/step"])
-        samples = 4 / record["time/step"] if name.startswith("g3") else None
-        assert record["perf/samples_per_second"] == (samples and pytest.approx(samples))
+        assert record["perf/samples_per_second"] == pytest.approx(4 / record["time/step"])
+        assert record["data/consumed_samples"] == 4 * record["step"]
+
+
+#: Seconds of the test's own clock that a micro-batch takes to be read, and the model to run.
+READ, RUN = 1.0, 16.0
+
+
+@pytest.mark.parametrize("name", [name for name in TRAINERS if "older" not in name])
+def test_waiting_for_data(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that is read for a step, wherever the host reads it; not what the model and other callbacks take."""
+    now = [100.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    trainer = build(name, settings_of(name, max_steps=4, epochs=3), tmp_path)
+    inner = inner_of(trainer)
+    loader, forward = inner.train_dataloader, inner.model.forward
+
+    class Slow(type(loader)):  # type: ignore[misc]
+        def __iter__(self) -> Any:
+            for batch in super().__iter__():
+                now[0] += READ
+                yield batch
+
+    def slow(*arguments: Any, **keywords: Any) -> Any:
+        now[0] += RUN
+        return forward(*arguments, **keywords)
+
+    loader.__class__, inner.model.forward = Slow, slow
+    end = inner.on_step_end
+
+    def on_step_end(**told: Any) -> None:
+        end(**told)
+        now[0] += 64.0  # a callback behind ours
+
+    inner.on_step_end = on_step_end
+    trainmon.attach_hyperparallel(trainer, config(tmp_path))
+    train(trainer)
+    records = steps_of(tmp_path)
+    assert len(records) == 4 and not said(tmp_path, "internal_error")
+    if name == "g3_base":  # reads nothing through the trainer
+        assert all(record["time/data_wait"] is None for record in records)
+        return
+    assert [record["time/data_wait"] for record in records] == [2 * READ] * 4
+    shares = [record["time/data_wait_share"] for record in records[1:]]
+    assert shares == [pytest.approx(2 * READ / record["time/step"]) for record in records[1:]]
+
+
+@pytest.mark.parametrize("name", ["g1", "g2"])
+def test_a_pipeline_tells_neither_waits_nor_samples(tmp_path: Path, name: str) -> None:
+    def in_chunks(configuration: Any) -> None:
+        configuration.train.parallel.pp_chunks = 2
+
+    trainer = build(name, settings_of(name), tmp_path, in_chunks)
+    trainmon.attach_hyperparallel(trainer, config(tmp_path))
+    train(trainer)
+    for record in steps_of(tmp_path):
+        assert record["time/data_wait"] is None and record["perf/samples_per_second"] is None
+
+
+def test_without_times_and_rates_the_model_has_no_hook(tmp_path: Path) -> None:
+    for keys, hooks in (({"timing": False, "throughput": False}, 0), ({}, 1)):
+        trainer = build("g1", settings_of("g1"), tmp_path)
+        trainmon.attach_hyperparallel(trainer, config(tmp_path, **keys))
+        seen: list[int] = []
+        inner_of(trainer).after_backward = lambda *_, t=trainer, s=seen: s.append(
+            len(inner_of(t).model._forward_pre_hooks)
+        )
+        train(trainer)
+        assert set(seen) == {hooks} and not inner_of(trainer).model._forward_pre_hooks
 
 
 @pytest.mark.parametrize("name", EACH)

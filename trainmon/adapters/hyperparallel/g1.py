@@ -1,8 +1,9 @@
 """First generation: ``Callback(trainer)`` with 13 hooks, in the list ``user_callbacks``, after all of the host's own.
 
 Gives: steps, micro-batches (none under a pipeline), gradients before clipping, learning rates of the step, saves and
-loads, epochs. Can't give: forward and backward times, the wait for data, evaluations, samples. Only raising ends a run,
-and then the host neither saves nor calls ``on_train_end``; a step is skipped by taking its gradients away.
+loads, epochs; by a hook on the model samples and the wait for data. Can't give: forward and backward times,
+evaluations. Only raising ends a run, and then the host neither saves nor calls ``on_train_end``; a step is skipped by
+taking its gradients away.
 
 There is no hook between backward and clipping: the trainer's private method that clips is replaced on the instance. With
 clipping off it is not called, and ``on_pre_optimizer_step`` finds the same gradients. A pipeline's are divided by the
@@ -101,7 +102,7 @@ class FirstGeneration:
 
     @guarded
     def on_load(self, state: Any, checkpoint_dir: Any = None, **_more: Any) -> None:
-        self.session.saved(state.global_step, checkpoint_dir, loaded=True)
+        self.session.loaded(state.global_step, checkpoint_dir)
 
     @guarded
     def on_train_end(self, state: Any, **_more: Any) -> None:

@@ -1,8 +1,8 @@
 """Second generation: ``BaseCallback`` with 22 hooks and a priority, in a CallbackManager.
 
 Gives: steps, micro-batches (none under a pipeline), gradients before clipping, learning rates of the step, saves,
-resumes, evaluations, epochs, exceptions. Can't give: forward and backward times, the wait for data, samples. Steps are
-skipped and the run ends through the host's TrainerControl.
+resumes, evaluations, epochs, exceptions; by a hook on the model samples and the wait for data. Can't give: forward and
+backward times. Steps are skipped and the run ends through the host's TrainerControl.
 
 The priority lies between the mixture of experts' monitor (-10), whose numbers are there then, and everybody else's (0):
 rules of all ranks are asked before the host's own check may raise on rank 0 alone. Saves come after ``on_step_end``.
@@ -49,7 +49,7 @@ class SecondGeneration:
 
     @guarded
     def on_resume(self, context: Any, checkpoint_path: Any = None, **_payload: Any) -> None:
-        self.session.saved(context.state.global_step, checkpoint_path, loaded=True)
+        self.session.loaded(context.state.global_step, checkpoint_path)
 
     @guarded
     def on_epoch_begin(self, context: Any, **_payload: Any) -> None:

@@ -2,10 +2,11 @@
 
 Gives: steps, micro-batches with their local losses, gradients before clipping, learning rates of the step, samples,
 epochs, the loss that the host prints (``loss/part/<name>``; of the Text and VLM trainers a mean of micro-batch means).
-Can't give: forward and backward times, evaluations, saves and loads. Only raising ends a run, and then the host neither
-saves nor calls ``on_train_end``; a step is skipped by taking its gradients away.
+Saves are seen by their directories, the wait for data in ``get_batch``. Can't give: forward and backward times,
+evaluations. Only raising ends a run, and then the host neither saves nor calls ``on_train_end``; a step is skipped by
+taking its gradients away.
 
-Hooks are few, so three more places are used while the run lasts: a hook on ``loss_fn``, which knows the local loss; one
+Hooks are few, so more places are used while the run lasts: a hook on ``loss_fn``, which knows the local loss; one
 before the model's forward, where the micro-batch before it is through; and ``prepare_optimizer_step``, replaced on the
 instance, around which gradients are whole, before and after clipping. A trainer without it shows what its optimizers get:
 there the outermost ``step`` is replaced.
@@ -65,8 +66,10 @@ class ThirdGeneration:
         if not self._handles:
             self._install()
         trainer = self.session.trainer
-        if state.global_step:
-            self.session.resumes_from(self._checkpoint(read(trainer, "config", "checkpoint", "restore_from")))
+        wanted = read(trainer, "config", "checkpoint", "restore_from")
+        if state.global_step and wanted and not self.session.begun:
+            known = None if wanted == "LATEST" else str(wanted)
+            self.session.loaded(state.global_step, known or self._checkpoint(state.global_step))
         self.session.begin(state.global_step, read(trainer, "train_iters"))
         self.session.epoch(read(state, "epoch"), begins=True)
 
@@ -111,19 +114,16 @@ class ThirdGeneration:
 
     # -- checkpoints, which are not announced -----------------------------------------------------------------------
 
-    def _checkpoint(self, restored: Any = None) -> str | None:
-        """The directory of the checkpoint of the trainer's step, or the one that it was told to go on from."""
-        trainer = self.session.trainer
-        root = read(trainer, "config", "checkpoint", "checkpoint_dir")
-        if restored not in (None, "LATEST"):
-            return str(restored)
-        step = read(trainer, "state", "global_step")
-        return None if root is None or step is None else os.path.join(str(root), f"global_step_{step}")
+    def _checkpoint(self, step: int) -> str | None:
+        """The directory of a step's checkpoint."""
+        root = read(self.session.trainer, "config", "checkpoint", "checkpoint_dir")
+        return None if root is None else os.path.join(str(root), f"global_step_{step}")
 
     @guarded
     def _keep(self) -> None:
-        if read(self.session.trainer, "config", "checkpoint", "save_ckpt"):
-            self.session.keep_state(self._checkpoint())
+        done = self.session.done_here
+        if done and read(self.session.trainer, "config", "checkpoint", "save_ckpt"):
+            self.session.checkpoints.look(self._checkpoint(done), done)
 
     # -- seams ------------------------------------------------------------------------------------------------------
 
@@ -136,6 +136,8 @@ class ThirdGeneration:
             self._handles.append(loss_fn.register_forward_hook(self._loss, with_kwargs=True))
         if isinstance(model, torch.nn.Module):
             self._handles.append(model.register_forward_pre_hook(self._forward))
+        if session.monitor.config.timing is not None:
+            session.seams.around("get_batch", session.reading)
         if not session.seams.around("prepare_optimizer_step", self._prepare):
             held = read(trainer, "optimizer")
             for optimizer in held if isinstance(held, list | tuple) else [held]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import os
-import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
@@ -18,6 +17,8 @@ from typing import Any, Literal, TypeVar
 from trainmon.adapters.base import Watched
 from trainmon.adapters.hyperparallel.auxiliary import AuxiliaryLoss
 from trainmon.adapters.hyperparallel.axes import axis
+from trainmon.adapters.hyperparallel.batches import Batches
+from trainmon.adapters.hyperparallel.checkpoints import Checkpoints
 from trainmon.adapters.hyperparallel.model import Experts, chunk_names, model_of
 from trainmon.adapters.hyperparallel.places import Places, places_of
 from trainmon.adapters.hyperparallel.reading import checkpoint_wanted
@@ -32,13 +33,13 @@ from trainmon.dist import Group
 from trainmon.events import (
     ENGINE_ACTIONS,
     Action,
+    DataBegin,
+    DataEnd,
     Decision,
     EpochBegin,
     EpochEnd,
     ExceptionRaised,
     Layout,
-    Load,
-    Save,
     TrainBegin,
     TrainEnd,
 )
@@ -47,8 +48,6 @@ from trainmon.monitor import TrainMonitor
 
 __all__ = ["ACTIONS", "Session", "guarded"]
 
-#: Our file in a checkpoint of the host.
-STATE = "trainmon_state.json"
 #: What rules may ask for in every generation.
 ACTIONS = ENGINE_ACTIONS | {Action.SKIP_STEP, Action.STOP, Action.RAISE}
 
@@ -82,6 +81,8 @@ class Session(Watched):
         seams: methods of the trainer that are replaced while it is watched.
         stops: whether the host was told to end the run.
         auxiliary: the auxiliary loss of the model's expert layers.
+        checkpoints: the host's.
+        batches: the running step's data, where the host does not tell of them.
         stages: of the pipeline.
     """
 
@@ -115,12 +116,10 @@ class Session(Watched):
         self._asked = self._skip = self._left = False
         self._micro_seen = 0
         self._places = Places(Layout(), 1)
-        self._thread = threading.get_ident()
-        self._waiting: list[Save | Load] = []  # announced before the run began, or on another thread
-        self._resumed: Any = None  # directory of the checkpoint that the host has loaded
-        self._given = False  # whether the user has given a state
-        self._unkept: str | None = None  # directory of one that was written, and lacks our state
-        self._kept: str | None = None
+        self.checkpoints = Checkpoints(monitor, trainer)
+        self.batches = Batches(monitor)
+        self._contexts = axis(trainer, "cp")[1]
+        self._reads: list[tuple[float, float]] = []  # since the last step has ended
         self._release: list[Callable[[], None]] = []
         self._afterwards: list[Callable[[], None]] = []
         self._followed: list[Seams] = []
@@ -183,15 +182,15 @@ class Session(Watched):
             actions=ACTIONS,
             reproduction=reproduction(),
         )
-        self._thread = threading.get_ident()
         self.watch.begin(begin, self._backend, group)
-        if not self._given:  # every rank comes here, whatever it has loaded
-            state = None if self._resumed is None else os.path.join(str(self._resumed), STATE)
-            self.monitor.load_state(state if state is not None and os.path.exists(state) else None)
+        self.checkpoints.begin()
+        if self.generation != "g3":  # which tells of its data itself
+            self.batches.install(self.trainer)
+            self.on_release(self.batches.remove)
         self._say_unknown()
         self._say_settings()
         self._say_not_resumed()
-        self._tell()
+        self.checkpoints.tell()
 
     def epoch(self, number: Any, begins: bool) -> None:
         """An epoch begins or ends."""
@@ -205,8 +204,8 @@ class Session(Watched):
         self._over = True
         self._let_go()
         if self._begun:
-            self._tell()
-            self.keep_state()
+            self.checkpoints.tell()
+            self.checkpoints.keep()
             self.monitor.handle(TrainEnd(self._done, reason or ("stopped" if self.stops else "completed")))
             self.monitor.close()
 
@@ -228,28 +227,13 @@ class Session(Watched):
 
         self.monitor.guard(again)
 
-    def saved(self, step: int, path: Any, loaded: bool = False) -> None:
-        """A checkpoint was written or read; on any thread."""
-        event = Load(step, str(path)) if loaded else Save(step, str(path))
-        if loaded:
-            self.resumes_from(path)
-        if self._begun and threading.get_ident() == self._thread:
-            self.monitor.handle(event)
-            self._unkept = None if loaded else str(path)
-        else:
-            self._waiting.append(event)
+    def saved(self, step: int, path: Any) -> None:
+        """A checkpoint was written; on any thread."""
+        self.checkpoints.saved(step, path, self.running)
 
-    def resumes_from(self, directory: Any) -> None:
+    def loaded(self, step: int, path: Any) -> None:
         """The host goes on from this checkpoint; before the run begins."""
-        self._resumed = directory
-
-    def keep_state(self, directory: str | None = None) -> None:
-        """Writes what rules and probes remember into the host's checkpoint of the last step: the one announced, or
-        ``directory`` if it is there. Checkpoints of the host don't hold what callbacks know."""
-        directory, self._unkept = directory or self._unkept, None
-        if directory is not None and directory != self._kept and os.path.isdir(directory):
-            self._kept = directory
-            self.monitor.save_state(os.path.join(directory, STATE))
+        self.checkpoints.loaded(step, path)
 
     def evaluation(self, running: bool) -> None:
         """The host begins or ends to evaluate."""
@@ -263,15 +247,29 @@ class Session(Watched):
         self.begin(step - 1, total)
         if self._over:
             return
-        self._tell()
-        self.keep_state()
+        self.checkpoints.keep()
         if self.running and self.watch.step == step and not self._micro_seen:
+            self.batches.step_begins()
             return  # it was begun in vain before the data ended
         self.left_over()
         self._running, self._micro_seen = True, 0
         self._asked = self._skip = self._left = False
         # What lies between two steps (data, checkpoints) is the later one's.
         self.watch.begin_step(step, self._mark)
+        self.checkpoints.tell()  # of what was written since, too
+        while self._reads:
+            self._tell_read(*self._reads.pop(0))
+        self.batches.step_begins()
+
+    @property
+    def begun(self) -> bool:
+        """Whether the run has begun."""
+        return self._begun
+
+    @property
+    def done_here(self) -> int:
+        """The last step that has ended in this life; 0: none has."""
+        return self._done if self._mark is not None else 0
 
     @property
     def next_step(self) -> int:
@@ -287,6 +285,24 @@ class Session(Watched):
     def running(self) -> bool:
         """Whether a step has begun and not ended."""
         return self._running and not self._over
+
+    def reading(self, read: Callable[[], Any]) -> Any:
+        """The host reads data, within a step or for the next one."""
+        began, running = time.perf_counter(), self.running
+        if running:
+            self.monitor.handle(DataBegin(began))
+        try:
+            return read()
+        finally:
+            ended = time.perf_counter()
+            if running:
+                self.monitor.handle(DataEnd(ended))
+            else:
+                self._reads.append((began, ended))
+
+    def _tell_read(self, began: float, ended: float) -> None:
+        self.monitor.handle(DataBegin(began))
+        self.monitor.handle(DataEnd(ended))
 
     def micro(self, loss: Any, tokens: Any) -> None:
         """A micro-batch is through."""
@@ -332,13 +348,18 @@ class Session(Watched):
         self._running = False
         self._done, self._mark = step, time.perf_counter()
         facts = {name: without_graph(value) for name, value in facts.items()}
+        samples = facts.setdefault("samples", self.batches.samples)
+        if samples is not None and self._contexts > 1:
+            facts["samples"] = samples / self._contexts  # a share of each sequence
+        self.batches.step_ends()
         if not self._micro_seen:
             facts["tokens"] = self._tokens_without_micros(facts.get("tokens"))
         else:
             facts.pop("tokens", None)
         # The rate at this point is the next step's: that of this one came with the gradients.
         self.watch.step_end(skipped=skipped or self._skip, learning_rates=None, **facts)
-        self.keep_state()
+        self.checkpoints.keep()
+        self.checkpoints.step_ends(step)
         return self.monitor.decide()
 
     def stop(self, decision: Decision) -> None:
@@ -392,13 +413,13 @@ class Session(Watched):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on from a state instead of the one in the host's checkpoint; before ``train()``, on every rank. One that
         can't be used is said, and all starts anew."""
-        self._given = True
+        self.checkpoints.given = True
         self.monitor.load_state_dict(state)
 
     def load_state(self, path: str | os.PathLike[str]) -> None:
         """Goes on from the state in a file when the run begins, instead of the one in the host's checkpoint; rank 0 reads
         it for all: to be called on every rank. One that can't be used is said, and all starts anew."""
-        self._given = True
+        self.checkpoints.given = True
         self.monitor.load_state(path)
 
     # -- within -----------------------------------------------------------------------------------------------------
@@ -440,17 +461,12 @@ class Session(Watched):
     def _say_not_resumed(self) -> None:
         """A checkpoint that can't be loaded is a warning to the host, and training begins anew."""
         wanted = checkpoint_wanted(self.trainer)
-        if wanted is None or self._done or self._resumed is not None:
+        if wanted is None or self._done or self.checkpoints.resumed is not None:
             return
         text = f"the host was to go on from {wanted}, but has loaded nothing: training begins at step 0"
         if self.generation != "g3":
             text += ", perhaps with weights of the checkpoint"
         self.monitor.say("info" if wanted == "LATEST" else "warning", "not_resumed", text, step=0)
-
-    def _tell(self) -> None:
-        """What could not be told when it was announced."""
-        while self._waiting:
-            self.monitor.handle(self._waiting.pop(0))
 
     def _tokens_without_micros(self, tokens: Any) -> Any:
         """A pipeline shows no micro-batches, and the host's count is of all ranks: one of those that count has it."""
