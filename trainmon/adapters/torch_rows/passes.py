@@ -153,7 +153,8 @@ class Passes:
         """Whether anything is left of what backward passes have added: `zero_grad` leaves nothing, or zeros. For those a
         device is not asked, which training would have to wait for."""
         gradients = (gradient_of(one.thing) for one in self._parameters if one.thing.requires_grad)
-        pieces = (local(one) for one in gradients if one is not None)
+        pieces = [local(one) for one in gradients if one is not None]
+        pieces.sort(key=torch.Tensor.numel)  # the first will mostly do
         return any(one.device.type != "cpu" or bool(one.any()) for one in pieces)
 
     def _forget(self) -> None:
