@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from trainmon.adapters.hyperparallel import attach_hyperparallel as attach_hyperparallel
+    from trainmon.adapters.mindformers.graph import GraphMonitor as GraphMonitor
     from trainmon.adapters.mindformers.pynative import PyNativeMonitor as PyNativeMonitor
     from trainmon.adapters.mindformers_path import register_path as register_path
     from trainmon.adapters.mindspore import MindSporeMonitor as MindSporeMonitor
@@ -80,6 +81,7 @@ _HOME = {
     "attach": "trainmon.adapters.torch_loop",
     "attach_hyperparallel": "trainmon.adapters.hyperparallel",
     "MindSporeMonitor": "trainmon.adapters.mindspore",
+    "GraphMonitor": "trainmon.adapters.mindformers.graph",
     "PyNativeMonitor": "trainmon.adapters.mindformers.pynative",
     "register_path": "trainmon.adapters.mindformers_path",
     "Determinism": "trainmon.backend.determinism",

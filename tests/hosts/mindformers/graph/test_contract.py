@@ -318,8 +318,10 @@ def test_experts_that_move(tmp_path: Path) -> None:
 # -- steps --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_sink_of_steps(tmp_path: Path) -> None:
-    host = Trainer(tmp_path, {"data_size": 40})
+@pytest.mark.parametrize("size", [40, None])
+def test_a_sink_of_steps(size: int | None, tmp_path: Path) -> None:
+    """G-19: the host needs the size of its data there."""
+    host = Trainer(tmp_path, {"data_size": size})
     host.params["dataset_sink_mode"] = True
     host.begin(callback := host.build(**LOCAL))
     for loss in (2.0, 1.0):

@@ -60,7 +60,7 @@ def quiet(folder: Path, **keys: Any) -> dict[str, Any]:
 def test_auto_register(tmp_path: Path) -> None:
     entry = {"type": "TrainMonitor", "auto_register": "trainmon_mf.TrainMonitor"}
     found = build({**entry, **quiet(tmp_path, gradients={"every": 3})})
-    assert type(found) is GraphMonitor and found.monitor.config.gradients.every == 3
+    assert type(found) is trainmon.GraphMonitor and found.monitor.config.gradients.every == 3
     assert (tmp_path / "modules/openmind_modules/register/trainmon_mf.py").is_file()
     assert type(build({"type": "TrainMonitor"})) is GraphMonitor  # the name is known now
 

@@ -82,13 +82,13 @@ def find_config() -> HostConfig:
     found, files, batch = None, list[str](), 0
     for frame in _callers():
         owner = frame.f_locals.get("self")
-        for candidate in (frame.f_locals.get("config"), getattr(owner, "config", None)):
+        for candidate in (frame.f_locals.get("config"), _attribute(owner, "config")):
             if found is None and _is_whole(candidate):
                 found = candidate
-        samples = getattr(owner, "global_batch_size", None)
+        samples = _attribute(owner, "global_batch_size")
         if not batch and isinstance(samples, int):
             batch = samples
-        arguments = getattr(owner, "args", None)
+        arguments = _attribute(owner, "args")
         if isinstance(arguments, str):
             files.append(arguments)
     if found is None:
@@ -98,6 +98,14 @@ def find_config() -> HostConfig:
     files += [argument.partition("=")[2] or argument for argument in sys.argv[1:]]
     there = [file for file in files if file.endswith((".yaml", ".yml")) and os.path.isfile(file)]
     return HostConfig(plain(found), tuple(dict.fromkeys(there)), batch)
+
+
+def _attribute(owner: Any, name: str) -> Any:
+    """Of an object of any kind: it may be a property that fails."""
+    try:
+        return getattr(owner, name, None)
+    except Exception:
+        return None
 
 
 def _is_whole(candidate: Any) -> bool:
