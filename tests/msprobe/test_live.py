@@ -31,7 +31,9 @@ class Run:
         self.monitor.start(self.model, self.optimizer)
 
     def edit(self, **config: Any) -> None:
-        self.write(json.dumps({"output_dir": str(self.directory / "out"), "monitors": PARAM, **config}))
+        self.write(
+            json.dumps({"output_dir": str((self.directory / "out").absolute()), "monitors": PARAM, **config})
+        )
 
     def write(self, text: str) -> None:
         temporary = self.file.with_suffix(".new")
@@ -117,6 +119,19 @@ def test_no_times_are_the_end(tmp_path: Path) -> None:
     run.edit(dynamic_on=True, collect_times=0)
     run.steps(3)
     assert run.written() == [1, 2, 3] and run.on is False
+
+
+def test_stopped_and_started_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = Run(Path(), dynamic_on=True).steps(2)
+    monkeypatch.chdir("/")
+    run.directory = tmp_path
+    run.file = tmp_path / "config.json"
+    run.monitor.stop()
+    run.steps(1)
+    run.monitor.start(run.model, run.optimizer)
+    run.steps(3)  # the optimizer's steps were not counted while it was stopped
+    assert run.written() == [1, 3, 4]
 
 
 @pytest.mark.parametrize(

@@ -390,6 +390,14 @@ def test_targets_that_are_an_object(tmp_path: Path) -> None:
     assert set(found["param"].name) == names == set(found["weight_grad"].name)
 
 
+def test_a_monitors_own_targets_come_before_those_of_all(tmp_path: Path) -> None:
+    run = Run(
+        tmp_path, targets={"head": {"input": "tensor"}}, monitors=monitors("module", targets=["layers.0.fc1"])
+    )
+    run.step(stop=True)
+    assert {name.rsplit(".", 2)[0] for name in read(tmp_path)["module"].name} == {"layers.0.fc1"}
+
+
 def test_targets_of_one_monitor(tmp_path: Path) -> None:
     run = Run(tmp_path, monitors={"module": {"targets": {"layers.0": {"output": "tensor"}}}})
     run.step(stop=True)

@@ -6,12 +6,17 @@ import csv
 import io
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.msprobe import golden
+from trainmon.backend.statistics import COLUMNS, host_readings
 from trainmon.msprobe import read, reading
+from trainmon.msprobe.tables import Rows, table_bytes
 from trainmon.msprobe.trees import metric_of, time_of
 
 HEADER = "vpp_stage,step,module_name,scope,norm,nans\r\n"
@@ -171,6 +176,39 @@ def test_names_with_commas_quotes_and_ends_of_lines(
     csv.writer(stream).writerows([[-1, 0, name, "s", 1.0, 0.0] for name in names])
     table = read(plant(tmp_path, {"rank_0/param_step0-0.csv": HEADER + stream.getvalue()}))["param"]
     assert table.name.tolist() == names
+
+
+CELLS = st.floats() | st.sampled_from([0.1, 1e-300, 5e-324, 1.7976931348623157e308])
+NAMES = st.text(st.characters(exclude_categories=("Cs", "Cc")) | st.sampled_from(',"\n'), max_size=8)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.lists(
+        st.tuples(NAMES, st.integers(-1, 5), st.integers(0, 2**40), CELLS, CELLS), min_size=1, max_size=9
+    )
+)
+def test_what_is_written_comes_back_by_both_parsers(rows: list[tuple[Any, ...]]) -> None:
+    """Bit for bit."""
+    made = Rows()
+    for name, stage, _, _, _ in rows:
+        made.add(name, "s", stage, 0, host_readings([np.zeros(1)])[0])
+    table = np.zeros((len(rows), 6))
+    table[:, COLUMNS.index("norm")], table[:, COLUMNS.index("mean")] = (
+        [row[at] for row in rows] for at in (3, 4)
+    )
+    ops = ("mean", "norm")
+    data = table_bytes(Rows(), table[:0], 0, ops, header=True) + table_bytes(made, table, rows[0][2], ops)
+    header = ["vpp_stage", "step", "module_name", "scope", "mean", "norm"]
+    problems: list[Any] = []
+    found = [*reading._by_hand(Path(), data, problems), reading._by_arrow(data, header)]
+    assert problems == []
+    for columns in [one for one in found if one is not None]:
+        assert columns["module_name"].tolist() == [row[0] for row in rows]
+        assert columns["vpp_stage"].tolist() == [row[1] for row in rows]
+        assert set(columns["step"].tolist()) == {rows[0][2]}
+        for at, name in ((3, "norm"), (4, "mean")):
+            assert [repr(one) for one in columns[name].tolist()] == [repr(row[at]) for row in rows]
 
 
 def test_the_older_monitors_tree(tmp_path: Path) -> None:

@@ -60,11 +60,15 @@ class LiveControl:
     """
 
     def __init__(self, path: str | os.PathLike[str], settings: Settings, *, writes: bool) -> None:
-        self.path = Path(path)
+        self.path = Path(path).absolute()
         self._settings, self._writes = settings, writes
         self._seen: tuple[int, int, int] | None = None
         self._read = b""  # what was taken last
         self._ended: str | None = None  # digest of what the file becomes when it is over
+
+    def forget(self) -> None:
+        """What the file says is looked at anew."""
+        self._seen = None
 
     def poll(self, step: int) -> Change | None:
         """What has changed since the last look, if it can be taken; one error line if it can't.

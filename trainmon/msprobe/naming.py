@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-__all__ = ["ShortNames", "picked", "read_targets", "row_filter"]
+__all__ = ["ShortNames", "Target", "picked", "read_targets", "row_filter"]
 
 #: What of a module has rows: ``{"input": "tuple[2]:0"}``; empty: everything.
 Target = Mapping[str, str]

@@ -17,7 +17,7 @@ from trainmon.backend.statistics import Fetched, Reading
 from trainmon.msprobe.alarms import Alarms, pipeline_stage
 from trainmon.msprobe.config import FACTS, Mode, MonitorSettings
 from trainmon.msprobe.host import AddRow, Chosen, FeatureHooks, Hooks, MoreHost, StructureHooks
-from trainmon.msprobe.naming import ShortNames, picked, row_filter
+from trainmon.msprobe.naming import ShortNames, Target, picked, row_filter
 from trainmon.msprobe.older_settings import HOOKS, FeatureSettings, OlderSettings
 from trainmon.msprobe.output import MonitorTable
 from trainmon.msprobe.saying import logger, warn
@@ -66,12 +66,17 @@ class Older:
 
     def chosen(self, settings: MonitorSettings, otherwise: Chosen) -> Chosen:
         """Which names have rows: those of the targets, where there are any."""
-        targets = settings.named if settings.named is not None else self._settings.targets
+        targets = self._targets(settings)
         if settings.kind == "module" and self._settings.everything:
             return lambda name: True
         if targets is None or settings.kind == "cc":
             return otherwise
         return picked(targets, exactly=settings.kind == "module")
+
+    def _targets(self, settings: MonitorSettings) -> Mapping[str, Target] | None:
+        """A monitor's own, of either form, else those of all monitors; None: there are none by exact name."""
+        own = settings.named is not None or settings.targets
+        return settings.named if own else self._settings.targets
 
     def leave_out(self, more: MoreHost, context: Mapping[str, Any]) -> None:
         """Before the monitors begin: what other ranks of ``dp_group`` and ``tp_group`` show has no rows here."""
@@ -88,9 +93,7 @@ class Older:
 
     def filtered(self, settings: MonitorSettings, add: AddRow) -> AddRow:
         """What takes a module's rows, if only some of them are wanted."""
-        targets = settings.named if settings.named is not None else self._settings.targets
-        if self._settings.everything:
-            targets = None
+        targets = None if self._settings.everything else self._targets(settings)
         wanted = row_filter(targets, self._settings.passes)
         if settings.kind != "module" or wanted is None:
             return add

@@ -133,6 +133,7 @@ class TrainerMonitorV2:
             self._end()
             raise
         if self._live is not None:
+            self._live.forget()
             logger.info("[monitor_v2] rank %d waits for dynamic_on in %s", self.rank, self._live.path)
         self._arm()
 
