@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,8 +20,11 @@ from tests.adapters.hyperparallel.runs import (  # noqa: E402
     life_of,
     settings_of,
     spoil,
+    steps_of,
+    tables_of,
     train,
 )
+from tests.hosts.hyperparallel import model as task  # noqa: E402
 from tests.hosts.hyperparallel.config_lm import MonitorConfig  # noqa: E402
 from tests.ranks.gloo import on_ranks  # noqa: E402
 from trainmon.adapters.hyperparallel.settings import settings_of as host_settings  # noqa: E402
@@ -141,3 +145,120 @@ def test_trackers_and_event_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     found = host_settings(trainer_with(args={}, config=sections))
     assert "sinks" not in found.config and len(found.problems) == 2
+
+
+#: As much of the tracker's package as a run of it needs.
+TRACKER = """
+run = None
+logged = []
+
+class Run:
+    def log(self, values, step=None):
+        logged.append((step, dict(values)))
+    def finish(self, *_, **__):
+        logged.append("finished")
+
+def init(**asked):
+    global run
+    logged.append(asked)
+    run = Run()
+    return run
+"""
+
+
+@pytest.mark.filterwarnings("ignore:.*not implemented")
+@pytest.mark.parametrize("name", ["g1", "g2", "g3_text"])
+def test_the_numbers_go_to_the_tracker_that_the_host_names(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the host has a section and nothing behind it."""
+    (tmp_path / "wandb.py").write_text(TRACKER)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+
+    def tracked(configuration: Any) -> None:
+        if name == "g3_text":
+            configuration.wandb.enable, configuration.wandb.project = True, "mine"
+        else:
+            section = configuration.train.wandb
+            section.enabled, section.project, section.log_steps = True, "mine", 2
+
+    trainer = build(name, settings_of(name), tmp_path, tracked)
+    trainmon.attach_hyperparallel(trainer, output_dir=str(tmp_path), run_name="r")
+    train(trainer)
+    begun, *logged, finished = sys.modules["wandb"].logged
+    monkeypatch.delitem(sys.modules, "wandb")
+    assert begun["project"] == "mine" and finished == "finished"
+    records = {record["step"]: record for record in steps_of(tmp_path)}
+    assert [step for step, _ in logged] == ([1, 2, 3] if name == "g3_text" else [1, 2])
+    for step, values in logged:
+        for series in ("loss/global", "grad/norm", "optim/lr"):
+            assert values[series] == records[step][series]
+
+
+@pytest.mark.parametrize("enabled", [False, True])
+@pytest.mark.parametrize("name", ["g1", "g2"])
+def test_the_load_of_each_expert_if_the_host_watches_them(tmp_path: Path, name: str, enabled: bool) -> None:
+    settings = {**settings_of(name), "moe_monitor": enabled}
+    trainer = build(name, settings, tmp_path)
+    trainmon.attach_hyperparallel(trainer, config(tmp_path))
+    train(trainer)
+    rows = tables_of(tmp_path)
+    assert all(record["moe/max_vio"] > 0 for record in steps_of(tmp_path))
+    for number, step in enumerate(task.plain_run(settings, "token"), start=1):
+        for expert, count in enumerate(step["tokens_per_expert"]):
+            row = rows.get(("moe/load", str(number), f"moe/{expert}"))
+            assert row == count if enabled else row is None
+
+
+@pytest.mark.filterwarnings("ignore:.*not implemented")
+@pytest.mark.parametrize("name", ["g1", "g2"])
+def test_sections_where_the_configuration_keeps_them_and_the_host_does_not_look(
+    tmp_path: Path, name: str
+) -> None:
+    """The first generation's callbacks look for `args.<section>`: there nothing is."""
+    accumulator = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator", reason="reads event files"
+    )
+
+    def sections(configuration: Any) -> None:
+        train_level = configuration.train
+        train_level.tensorboard.enabled, train_level.tensorboard.log_steps = True, 2
+        train_level.logging.log_steps, train_level.debug.check_nan_inf = 2, True
+
+    settings = settings_of(name, sections="nested", max_steps=5, epochs=3)
+    trainer = build(name, settings, tmp_path, sections)
+    trainmon.attach_hyperparallel(trainer, output_dir=str(tmp_path), run_name="r")
+    spoil(trainer, 5)
+    with pytest.raises(trainmon.TrainingStopped, match="check_nan_inf"):
+        train(trainer)
+    assert inner_of(trainer).state.global_step == 5
+    history = inner_of(trainer).state.log_history
+    assert history == [] if name == "g1" else len(history) == 2
+    lines = (tmp_path / "r/rank_0/log.txt").read_text().splitlines()
+    assert [line.split("step ")[1].split("/")[0].strip() for line in lines if "grad norm" in line] == [
+        "1",
+        "2",
+        "4",
+    ]
+    (events,) = (tmp_path / "r").rglob("events.out.tfevents*")
+    points = accumulator.EventAccumulator(str(events)).Reload().Scalars("loss/global")
+    assert [point.step for point in points] == [1, 2, 4]
+
+
+def test_determinism_as_far_as_it_goes(tmp_path: Path) -> None:
+    def warns(configuration: Any) -> None:
+        configuration.train.debug.deterministic = True
+        configuration.train.debug.deterministic_warn_only = True
+
+    before = torch.are_deterministic_algorithms_enabled()
+    try:
+        trainer = build("g1", settings_of("g1"), tmp_path, warns)
+        trainmon.attach_hyperparallel(trainer, config(tmp_path))
+        assert not torch.is_deterministic_algorithms_warn_only_enabled()  # not before training begins
+        train(trainer)
+        assert torch.is_deterministic_algorithms_warn_only_enabled()
+        state = life_of(tmp_path)["reproduction"]
+        assert state["torch.is_deterministic_algorithms_warn_only_enabled"] is True
+    finally:
+        torch.use_deterministic_algorithms(before)

@@ -27,7 +27,13 @@ class AuxiliaryLoss:
             self._layers = [module for module in self._model.modules() if hasattr(module, "last_aux_loss")]
             self._model = None
         kept = [layer.last_aux_loss for layer in self._layers]
-        losses = [torch.as_tensor(loss).detach().float().reshape(()) for loss in kept if loss is not None]
+        losses = [loss for loss in kept if loss is not None]
         if not losses:
             return None
-        return torch.stack([loss.to(losses[0].device) for loss in losses]).mean()
+        with torch.no_grad():
+            first = losses[0]
+            alike = all(isinstance(loss, torch.Tensor) and loss.shape == first.shape for loss in losses)
+            if alike and len({loss.device for loss in losses}) == 1:  # two operations, however many layers
+                return torch.stack(losses).float().mean()
+            numbers = [torch.as_tensor(loss).float().reshape(()) for loss in losses]
+            return torch.stack([number.to(numbers[0].device) for number in numbers]).mean()

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainmon.adapters.hyperparallel.reading import max_grad_norm, read
+from trainmon.adapters.hyperparallel.reading import read
 from trainmon.adapters.hyperparallel.session import Session, guarded
 from trainmon.events import Decision
 
@@ -57,11 +57,11 @@ class FirstGeneration:
 
     @guarded
     def before_clipping(self) -> None:
-        self.session.reduced(max_grad_norm(self.session.trainer))
+        self.session.reduced(self.session.limit)
 
     @guarded
     def after_clipping(self, norm: Any) -> None:
-        self._obey(self.session.before_update(max_grad_norm(self.session.trainer), norm))
+        self._obey(self.session.before_update(self.session.limit, norm))
 
     @guarded
     def on_train_begin(self, state: Any, **_more: Any) -> None:
@@ -87,7 +87,7 @@ class FirstGeneration:
 
     @guarded
     def on_pre_optimizer_step(self, state: Any, grad_norm: Any = None, **_more: Any) -> None:
-        limit = max_grad_norm(self.session.trainer)
+        limit = self.session.limit
         self._obey(self.session.before_update(limit, grad_norm, clipped=grad_norm is not None))
 
     @guarded

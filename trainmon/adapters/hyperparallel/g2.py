@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainmon.adapters.hyperparallel.reading import max_grad_norm, read
+from trainmon.adapters.hyperparallel.reading import read
 from trainmon.adapters.hyperparallel.session import Session, guarded
 from trainmon.events import Action, Decision
 
@@ -74,11 +74,11 @@ class SecondGeneration:
         trainer = self.session.trainer
         # A pipeline's are not divided by the tokens yet.
         if self.session.stages == 1 and read(trainer, "pp_schedule") is None:
-            self.session.reduced(max_grad_norm(trainer))
+            self.session.reduced(self.session.limit)
 
     @guarded
     def on_before_optimizer_step(self, context: Any, grad_norm: Any = None, **_payload: Any) -> None:
-        limit = max_grad_norm(self.session.trainer)
+        limit = self.session.limit
         decision = self.session.before_update(limit, grad_norm, clipped=grad_norm is not None)
         if decision.skip:
             context.control.should_skip_optimizer_step = True

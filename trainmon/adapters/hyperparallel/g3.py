@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from trainmon.adapters.hyperparallel.reading import max_grad_norm, read
+from trainmon.adapters.hyperparallel.reading import read
 from trainmon.adapters.hyperparallel.seams import Seams
 from trainmon.adapters.hyperparallel.session import Session, guarded
 from trainmon.adapters.torch_parts.modules import is_repeated, tensors_in
@@ -194,11 +194,11 @@ class ThirdGeneration:
     @guarded
     def _before_clipping(self) -> None:
         self._micro_ends()
-        self.session.reduced(max_grad_norm(self.session.trainer))
+        self.session.reduced(self.session.limit)
 
     @guarded
     def _after_clipping(self, norm: Any) -> None:
-        limit = max_grad_norm(self.session.trainer)
+        limit = self.session.limit
         decision = self.session.before_update(limit, self._norm(norm))
         self.session.stop(decision)
         if decision.skip:
@@ -212,9 +212,9 @@ class ThirdGeneration:
     @guarded
     def _before_step(self) -> None:
         self._micro_ends()
-        limit = max_grad_norm(self.session.trainer)
+        limit = self.session.limit
         self.session.stop(self.session.before_update(limit, None))
 
     def _norm(self, norm: Any) -> Any:
         """With clipping off the host says 0 and knows nothing."""
-        return None if max_grad_norm(self.session.trainer) is None else without_graph(norm)
+        return None if self.session.limit is None else without_graph(norm)

@@ -21,7 +21,7 @@ from trainmon.adapters.hyperparallel.batches import Batches
 from trainmon.adapters.hyperparallel.checkpoints import Checkpoints
 from trainmon.adapters.hyperparallel.model import Experts, chunk_names, model_of
 from trainmon.adapters.hyperparallel.places import Places, places_of
-from trainmon.adapters.hyperparallel.reading import checkpoint_wanted
+from trainmon.adapters.hyperparallel.reading import checkpoint_wanted, max_grad_norm
 from trainmon.adapters.hyperparallel.seams import Seams
 from trainmon.adapters.hyperparallel.settings import HostSettings
 from trainmon.adapters.hyperparallel.tied import renamed, tied_names
@@ -116,6 +116,8 @@ class Session(Watched):
         self._asked = self._skip = self._left = False
         self._micro_seen = 0
         self._places = Places(Layout(), 1)
+        self._limit: float | None = None
+        self._limit_of = -1
         self.checkpoints = Checkpoints(monitor, trainer)
         self.batches = Batches(monitor)
         self._contexts = axis(trainer, "cp")[1]
@@ -275,6 +277,13 @@ class Session(Watched):
     def next_step(self) -> int:
         """The step after the last one that has ended."""
         return self._done + 1
+
+    @property
+    def limit(self) -> float | None:
+        """What gradients are clipped to, asked once a step; None: they are not, or it can't be told."""
+        if self._limit_of != self.watch.step:
+            self._limit, self._limit_of = max_grad_norm(self.trainer), self.watch.step
+        return self._limit
 
     @property
     def skips(self) -> bool:
