@@ -43,7 +43,7 @@ def snapshot(step: int, *tables: Table, **scalars: float | None) -> Snapshot:
 
 def lines(section: dict[str, Any], writer: Any = None, **more: Any) -> StateLines:
     settings = settings_of(HostConfig({}), section)
-    keys = {"logits": dict, "local_losses": {}, "samples": 8.0, "first_head": lambda heads: 0, **more}
+    keys = {"logits": {}, "local_losses": {}, "samples": 8.0, "first_head": lambda heads: 0, **more}
     return StateLines(settings, 2, 10, writer, logging.getLogger("host"), **keys)
 
 
@@ -110,7 +110,7 @@ def test_heads_are_numbered_over_the_ranks_that_share_a_layer(told: Any) -> None
     show = lines(
         {"max_attention_logit_format": EVERYWHERE},
         board,
-        logits=lambda: {layer: np.array([2.0, 0.0])},
+        logits={1: {layer: np.array([2.0, 0.0])}},
         first_head=lambda heads: 5 % 4 * heads,
     )
     show(snapshot(1, attention__max_logit=2.0, attention__max_logit_mean=2.0))
@@ -140,7 +140,8 @@ def test_local_losses(told: Any) -> None:
         "device_accum_local_lm_loss",
         3.0,
     ) in board.written
-    assert losses == {2: {"lm": [3.0]}}
+    show(snapshot(2))
+    assert told()[-1].endswith("micro_local_lm_loss: 3.0")  # of this step, whenever its frame comes
 
 
 def test_throughput_over_the_baseline(told: Any) -> None:

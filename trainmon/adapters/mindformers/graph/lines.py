@@ -57,8 +57,8 @@ class StateLines:
         epochs, steps_per_epoch: as lines name them.
         writer: the host's TensorBoard writer; without one everything goes to the log.
         logger: the host's.
-        logits: of the step, by layer: this rank's heads.
-        local_losses: by step, those of micro-batches by part; what was shown is taken out.
+        logits: by step, largest ones by layer: this rank's heads.
+        local_losses: by step, those of micro-batches by part.
         samples: of a step of one device; None: no throughput is shown.
         first_head: of this rank among a layer's heads.
     """
@@ -71,8 +71,8 @@ class StateLines:
         writer: Any,
         logger: logging.Logger,
         *,
-        logits: Callable[[], Mapping[str, Any]],
-        local_losses: dict[int, Mapping[str, list[float]]],
+        logits: Mapping[int, Mapping[str, Any]],
+        local_losses: Mapping[int, Mapping[str, list[float]]],
         samples: float | None,
         first_head: Callable[[int], int],
     ) -> None:
@@ -92,8 +92,6 @@ class StateLines:
             self._put_logits(step)
             self._put_local_losses(step)
             self._put_throughput(snapshot)
-        for old in [at for at in self._local_losses if at <= step]:
-            del self._local_losses[old]
 
     def _shown(self, snapshot: Snapshot) -> Iterator[Shown]:
         for table in snapshot.tables:
@@ -134,7 +132,7 @@ class StateLines:
 
     def _put_logits(self, step: int) -> None:
         places = self._settings.formats.get("max_attention_logit", frozenset())
-        for layer, values in self._logits().items():
+        for layer, values in self._logits.get(step, {}).items():
             tag, known = f"max_attention_logit/{layer}", np.where(values == 0, np.nan, values)
             if "log" in places or self._writer is None:
                 self._line(step, tag, known.tolist())

@@ -43,6 +43,8 @@ from trainmon.monitor import TrainMonitor
 
 __all__ = ["GraphSession"]
 
+#: Steps whose lists are kept for lines: with several ranks these come a step late.
+_KEPT = 4
 _RATES = ("current_default_lr", "current_grouped_lr")
 
 
@@ -55,6 +57,11 @@ class _Optimizer(OptimizerView):
 
 class GraphSession(Session):
     """A run that is watched.
+
+    Attributes:
+        facts: of the trainer's configuration.
+        local_losses: by step, those of micro-batches by part, as far as the graph has left them in files.
+        logits: by step, largest logits by layer: this rank's heads.
 
     Args:
         host: the trainer's configuration, as it is when training begins.
@@ -86,6 +93,7 @@ class GraphSession(Session):
         self._squares: list[CompiledSums | None] | None = None
         self._dumped: Dumped | None = None
         self.local_losses: dict[int, Mapping[str, list[float]]] = {}
+        self.logits: dict[int, Mapping[str, Any]] = {}
         self._loss_parts: dict[str, float] = {}
         shape = host.number("parallel_config.expert_parallel", 1)
         experts = host.number("moe_config.expert_num", host.number("model.model_config.num_experts", 0))
@@ -193,6 +201,11 @@ class GraphSession(Session):
             if self.monitor.wants(kind):
                 selection = self.monitor.config.selection(part)
                 self.monitor.guard(lambda s=show, n=selection: s(self.monitor, n.__contains__))  # type: ignore[misc]
+
+        self.logits[self.step] = self.inside.logits
+        for kept in (self.logits, self.local_losses):
+            while len(kept) > _KEPT:
+                kept.pop(next(iter(kept)))
 
     def _read_left(self) -> None:
         """What the step has left in parameters and files."""

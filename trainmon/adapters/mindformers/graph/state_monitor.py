@@ -88,7 +88,7 @@ class TrainingStateMonitor(GraphMonitor, HostMonitor):  # type: ignore[misc]
             facts.steps_per_epoch if params.get("dataset_sink_mode") else int(params.get("batch_num") or 1),
             host_writer(),
             logger,
-            logits=lambda: session.inside.logits,
+            logits=session.logits,
             local_losses=session.local_losses,
             samples=facts.global_batch / world if facts.global_batch else None,
             first_head=lambda heads: session.inside.head_rank * heads,
