@@ -149,6 +149,25 @@ def test_a_database_of_the_older_monitors_tree(tmp_path: Path) -> None:
     ]
 
 
+def test_the_axis_of_micro_batches_that_count_from_one(tmp_path: Path) -> None:
+    head = "vpp_stage,step,module_name,scope,micro_step,norm\r\n"
+    rows = "".join(
+        f"-1,{step},w,unreduced,{micro},{step}.{micro}\r\n" for step in (3, 4) for micro in (1, 2, 3)
+    )
+    more = "-1,3,w,unreduced,1,9.0\r\n-1,4,w,unreduced,1,9.5\r\n"  # a rank with fewer of them
+    plant(
+        tmp_path / "data",
+        {"rank_0/weight_grad_step0-9.csv": head + rows, "rank_1/weight_grad_step0-9.csv": head + more},
+    )
+    found = asked(
+        data2db(tmp_path / "data", tmp_path), "SELECT rank, step, norm FROM trend_data ORDER BY rank, step"
+    )
+    assert found == [(0, at, value) for at, value in enumerate([3.1, 3.2, 3.3, 4.1, 4.2, 4.3])] + [
+        (1, 0, 9.0),
+        (1, 3, 9.5),
+    ]
+
+
 def test_steps_as_they_are_and_other_names(tmp_path: Path) -> None:
     plant(tmp_path / "data", OLDER)
     words = tmp_path / "words.json"

@@ -114,6 +114,17 @@ def test_it_is_switched_off_and_on_again(tmp_path: Path) -> None:
     assert run.written() == [1, 2, 3, 7, 8]
 
 
+def test_it_is_switched_off_by_hand_after_it_has_ended_by_itself(tmp_path: Path) -> None:
+    run = Run(tmp_path, dynamic_on=True, collect_times=1).steps(3)
+    assert run.written() == [1] and run.on is False
+    text = run.file.read_text().replace('"collect_times": 1', '"collect_times": 9')
+    run.write(text.replace('"dynamic_on": false', '"dynamic_on": true'))
+    run.steps(2)
+    run.write(text)
+    run.steps(3)
+    assert run.written() == [1, 4, 5]
+
+
 def test_no_times_are_the_end(tmp_path: Path) -> None:
     run = Run(tmp_path, dynamic_on=True).steps(3)
     run.edit(dynamic_on=True, collect_times=0)
@@ -227,31 +238,36 @@ def test_anomalies_of_the_same_run_are_kept(tmp_path: Path) -> None:
 
 
 def ranked(directory: str) -> list[Any]:
-    """On one of two ranks: the second is a step behind when the first has come to the end."""
+    """On one of two ranks: first the one, then the other is two steps ahead when it comes to the end."""
     import torch.distributed as distributed
 
     os.environ["DYNAMIC_MONITOR"] = "True"
     rank = distributed.get_rank()
-    run = Run(Path(directory), rank)
-    distributed.barrier()
-    if rank == 0:
-        run.edit(dynamic_on=True, collect_times=2)
-    distributed.barrier()
-    ahead = 0 if rank else 1
-    run.steps(2 + ahead)
-    distributed.barrier()
-    run.steps(3 - ahead)
-    inode = run.file.stat().st_ino
-    distributed.barrier()
-    return [run.written(rank=rank), run.on, inode]
+    found = []
+    for first in (0, 1):
+        run = Run(Path(directory) / str(first), rank)
+        distributed.barrier()
+        if rank == 0:
+            run.edit(dynamic_on=True, collect_times=3)
+        distributed.barrier()
+        ahead = 2 * (rank == first)
+        run.steps(2 + ahead)
+        distributed.barrier()
+        halfway = run.on
+        distributed.barrier()
+        run.steps(4 - ahead)
+        distributed.barrier()
+        found.append([run.written(rank=rank), halfway, run.on])
+    return found
 
 
 def test_two_ranks_and_one_who_writes(tmp_path: Path) -> None:
     from tests.ranks.gloo import on_ranks
 
-    (tmp_path / "config.json").write_text(
-        json.dumps({"output_dir": str(tmp_path / "out"), "monitors": PARAM})
-    )
+    for first in ("0", "1"):
+        (tmp_path / first).mkdir()
+        out = str(tmp_path / first / "out")
+        (tmp_path / first / "config.json").write_text(json.dumps({"output_dir": out, "monitors": PARAM}))
     found = on_ranks(2, ranked, str(tmp_path), timeout=60)
-    assert [found[rank][:2] for rank in (0, 1)] == [[[1, 2], False]] * 2
-    assert found[0][2] == found[1][2]
+    # The first rank that is watched says that it is over; the other one has all its steps all the same.
+    assert found[0] == found[1] == [[[1, 2, 3], False, False], [[1, 2, 3], True, False]]

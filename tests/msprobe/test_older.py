@@ -113,6 +113,53 @@ def test_a_nan_is_told_where_it_comes_first(
     assert len(lines) <= 5 * 4 and "more alerts at step 1" in caplog.text
 
 
+class Spoiled(torch.autograd.Function):
+    """What it hands back is NaN."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * math.nan
+
+
+class Spoil(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = Spoiled.apply(x)
+        return found
+
+
+def test_rows_of_all_monitors_are_in_the_order_in_which_they_came(tmp_path: Path) -> None:
+    """Numbered for itself each monitor's rows would begin with 0: the gradient of a weight would come first."""
+    model = nn.Sequential(nn.Linear(4, 4), Spoil(), nn.Linear(4, 2))
+    run = Run(
+        tmp_path, model=model, monitors=monitors("module", "weight_grad"), alert=alert(("AnomalyNan", {}))
+    )
+    run.step(stop=True)
+    first, *others = analyse_anomalies(tmp_path, top_k=50)
+    assert first["tag_name"] == "1.grad_input.0/actv_grad"
+    assert {"0.weight/pre_grad", "0.weight/post_grad"} <= {one["tag_name"] for one in others}
+
+
+def test_calls_are_shared_out_among_the_micro_batches(tmp_path: Path) -> None:
+    """By default, where rows don't say their micro-batch; extended they do."""
+    for mode in ({}, {"extended": True}):
+        shared = nn.Linear(4, 4)
+        run = Run(
+            tmp_path,
+            model=nn.Sequential(shared, shared),
+            monitors=monitors("module"),
+            alert=alert(("AnomalyNan", {})),
+            context={"grad_acc_steps": 2},
+            **mode,
+        )
+        run.step(torch.ones(3, 4), torch.full((3, 4), math.nan), stop=True)
+        found = [one for one in analyse_anomalies(tmp_path, top_k=50) if one["tag_name"] == "0.input.0/actv"]
+        assert [one["micro_step"] for one in found] == [1, 1]
+
+
 def test_a_jump_is_told_after_the_warm_up_and_seldom(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
