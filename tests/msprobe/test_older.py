@@ -155,9 +155,9 @@ def test_calls_are_shared_out_among_the_micro_batches(tmp_path: Path) -> None:
             context={"grad_acc_steps": 2},
             **mode,
         )
-        run.step(torch.ones(3, 4), torch.full((3, 4), math.nan), stop=True)
+        run.step(torch.full((3, 4), math.nan), torch.ones(3, 4), stop=True)
         found = [one for one in analyse_anomalies(tmp_path, top_k=50) if one["tag_name"] == "0.input.0/actv"]
-        assert [one["micro_step"] for one in found] == [1, 1]
+        assert [one["micro_step"] for one in found] == [0, 0]
 
 
 def test_a_jump_is_told_after_the_warm_up_and_seldom(
