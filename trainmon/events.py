@@ -519,7 +519,12 @@ class OptimizerEnd:
 
 @dataclass(frozen=True, slots=True)
 class StepEnd:
-    """A step is over. None means that the host does not know, never zero."""
+    """A step is over. None means that the host does not know, never zero.
+
+    Attributes:
+        steps: how many have ended since the last such event; of those before this one nothing was seen. They are taken to
+            have had as many samples and tokens.
+    """
 
     step: int
     time: float
@@ -531,6 +536,7 @@ class StepEnd:
     learning_rates: Mapping[str, Any] | None = None
     overflow: Any = None
     loss_scale: Any = None
+    steps: int = 1
 
 
 @dataclass(frozen=True, slots=True)

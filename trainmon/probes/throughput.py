@@ -90,11 +90,11 @@ class ThroughputProbe:
             amount = [float(array[0]) for array in read]
             if token_lazies:
                 step_tokens = sum(amount[: len(token_lazies)])
-                self._own_tokens += step_tokens
+                self._own_tokens += step_tokens * event.steps
                 frame.set(tokens, step_tokens)
                 frame.set(own_tokens, self._own_tokens)
             if sample_lazies:
-                self._own_samples += amount[-1]
+                self._own_samples += amount[-1] * event.steps
                 frame.set(samples, amount[-1])
                 frame.set(own_samples, self._own_samples)
 

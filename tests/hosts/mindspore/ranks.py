@@ -10,7 +10,7 @@ from typing import Any
 
 import mindspore
 import numpy as np
-from mindspore import Tensor, ops
+from mindspore import Tensor, nn, ops
 from mindspore.communication import get_rank, init
 from mindspore.mint import distributed
 from mindspore.train import Model
@@ -66,6 +66,35 @@ def calls(folder: Path) -> None:
     mon.stop()
 
 
+class Own(nn.TrainOneStepCell):
+    """Reduces by itself."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.together = self.grad_reducer
+
+    def construct(self, *inputs: Any) -> Any:
+        loss = self.network(*inputs)
+        gradients = self.grad(self.network, self.weights)(*inputs, ops.ones_like(loss))
+        return ops.depend(loss, self.optimizer(self.together(gradients)))
+
+
+def own_cell(folder: Path, half: Any) -> None:
+    """In a graph, until a rule stops it."""
+    mindspore.set_context(mode=mindspore.GRAPH_MODE)
+    net = network()
+    rule = {
+        "series": "data/consumed_samples",
+        "detector": "threshold",
+        "parameters": {"above": 7.0},
+        "action": "stop",
+    }
+    callbacks = [monitor(folder, "own", health={"rules": [rule]})]
+    Model(Own(nn.WithLossCell(net, Mean()), adam(net))).train(
+        2, half, callbacks=callbacks, dataset_sink_mode=False
+    )
+
+
 def main(folder: Path) -> None:
     init()
     rank = get_rank()
@@ -87,6 +116,8 @@ def main(folder: Path) -> None:
         )
         gradients.stop()
         found[f"{name} weights"] = norm([one.asnumpy() for one in net.trainable_params()])
+    own_cell(folder, data(lambda: [row for index, row in enumerate(rows(16)) if index % 2 == rank]))
+    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
     calls(folder)
     (folder / f"rank_{rank}.json").write_text(json.dumps(found))
 

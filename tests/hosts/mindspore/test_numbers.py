@@ -180,3 +180,19 @@ def test_parameters_in_bfloat16_are_read_as_they_are(tmp_path: Path) -> None:
     table = MindSporeBackend().summaries(weights.tensors).finish()
     assert table[0, 0] == pytest.approx(np.square(full.astype(np.float64)).sum(), rel=1e-12)
     assert table[0, 1] == 3.0
+
+
+def test_stable_ranks(mode: str, tmp_path: Path) -> None:
+    net, _ = train(monitor(tmp_path, spectral={"every": 6, "eigenvalue": True}))
+    (file,) = (tmp_path / "r/rank_0/tensors").glob("spectral_*.csv")
+    with file.open(newline="") as lines:
+        rows = {row["name"]: row for row in csv.DictReader(lines) if row["step"] == "6"}
+    matrices = {one.name: one.asnumpy() for one in net.trainable_params() if one.ndim == 2}
+    assert rows.keys() == matrices.keys()
+    for name, matrix in matrices.items():
+        values = np.linalg.svd(matrix.astype(np.float64), compute_uv=False)
+        rank = np.square(values).sum() / values[0] ** 2
+        assert float(rows[name]["spectral/sigma"]) == pytest.approx(values[0], rel=1e-2), name
+        assert float(rows[name]["spectral/eigenvalue"]) == pytest.approx(values[0] ** 2, rel=2e-2), name
+        assert float(rows[name]["spectral/stable_rank_low"]) <= rank * (1 + 1e-9)
+        assert float(rows[name]["spectral/stable_rank"]) == pytest.approx(rank, rel=2e-2), name

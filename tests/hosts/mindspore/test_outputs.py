@@ -12,8 +12,18 @@ import pytest
 mindspore = pytest.importorskip("mindspore", reason="MindSpore has an environment of its own: make mindspore")
 
 from mindspore import Tensor, nn  # noqa: E402
+from mindspore.train import Model  # noqa: E402
 
-from tests.hosts.mindspore.training import events_of, monitor, steps_of  # noqa: E402
+from tests.hosts.mindspore.training import (  # noqa: E402
+    Mean,
+    adam,
+    data,
+    events_of,
+    monitor,
+    network,
+    steps_of,
+    train,
+)
 from trainmon.adapters.mindspore_parts.outputs import Outputs, number, read_outputs  # noqa: E402
 
 
@@ -164,3 +174,63 @@ def test_what_a_sink_of_steps_shows_is_said(tmp_path: Path) -> None:
     assert [record["loss/global"] for record in records] == [2.0, 1.0]
     (told,) = [event for event in events_of(tmp_path) if event["kind"] == "sink_mode"]
     assert "the device runs 10 steps" in told["text"]
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_sink_shows_its_last_step(every: int, tmp_path: Path) -> None:
+    """A real compiled step, run three times between two looks of the host as a device would, beside the same training
+    looked at in every step: the last one's loss, gradients, weights and rate, and the samples of all."""
+    mindspore.set_context(mode=mindspore.GRAPH_MODE)
+
+    def rate(net: Any) -> Any:
+        return adam(net, [0.01, 0.02, 0.03, 0.04, 0.05, 0.06])
+
+    train(monitor(tmp_path, "seen"), optimizer=rate)
+    net = network()
+    optimizer = rate(net)
+    cell = nn.TrainOneStepCell(nn.WithLossCell(net, Mean()), optimizer).set_train()
+    context = Context()
+    context.params.update(
+        dataset_sink_mode=True, train_network=cell, network=net, optimizer=optimizer, train_dataset=data()
+    )
+    own = monitor(tmp_path, "sunk", gradients={"every": every, "per_parameter": True})
+    own.on_train_begin(context)
+    context.params["cur_epoch_num"] = 1
+    own.on_train_epoch_begin(context)
+    for _ in range(2):
+        context.params["cur_step_num"] += 3  # as MindSpore's own loop: before the step begins
+        own.on_train_step_begin(context)
+        for batch in data().create_tuple_iterator():
+            context.params["net_outputs"] = cell(*batch)
+        own.on_train_step_end(context)
+    own.on_train_end(context)
+    seen = {record["step"]: record for record in steps_of(tmp_path, "seen")}
+    records = steps_of(tmp_path, "sunk")
+    assert [record["step"] for record in records] == [3, 6]
+    for record in records:
+        for key in (
+            "loss/global",
+            "grad/norm",
+            "grad/nonfinite",
+            "weight/norm",
+            "optim/lr",
+            "data/consumed_samples",
+        ):
+            assert record[key] == seen[record["step"]][key] is not None, key
+        assert record["update/norm"] != seen[record["step"]]["update/norm"]  # of three steps together
+
+
+def test_named_losses_of_a_real_step(mode: str, tmp_path: Path) -> None:
+    class Named(nn.TrainOneStepCell):
+        def construct(self, *inputs: Any) -> Any:
+            loss = self.network(*inputs)
+            gradients = self.grad(self.network, self.weights)(*inputs, mindspore.ops.ones_like(loss))
+            loss = mindspore.ops.depend(loss, self.optimizer(gradients))
+            return {"loss": loss, "aux": loss * 2}
+
+    net = network()
+    Model(Named(nn.WithLossCell(net, Mean()), adam(net))).train(
+        1, data(), callbacks=[monitor(tmp_path)], dataset_sink_mode=False
+    )
+    for record in steps_of(tmp_path):
+        assert record["loss/part/aux"] == 2 * record["loss/global"] > 0

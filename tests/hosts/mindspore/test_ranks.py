@@ -87,14 +87,21 @@ def test_the_numbers_of_one_process(two: Path, mode: str, tmp_path: Path) -> Non
         for key in ("loss/global", "weight/norm", "moment/norm/exp_avg", "update/norm"):
             assert one[key] == pytest.approx(other[key], rel=1e-4), key
         assert one["data/consumed_samples"] == other["data/consumed_samples"]
-        if mode == "pynative":
-            assert one["grad/norm"] == pytest.approx(other["grad/norm"], rel=1e-4)
-        else:
-            assert one["grad/norm"] is None
-    told = [event["kind"] for event in events_of(two, mode)]
-    assert ("gradients_unreduced" in told) == (mode == "graph") and "ranks_not_merged" not in told
+        assert one["grad/norm"] == pytest.approx(other["grad/norm"], rel=1e-4)
+        assert one["grad/nonfinite"] == 0
+    assert not {"gradients_unreduced", "ranks_not_merged"} & {event["kind"] for event in events_of(two, mode)}
     assert ended(two, mode)["status"] == "completed"
     assert left(two)[0][f"{mode} weights"] == left(two)[1][f"{mode} weights"]
+
+
+def test_a_cell_that_reduces_by_itself_and_a_rule_that_stops_both(two: Path) -> None:
+    records = steps_of(two, "own")
+    # Of 32: reports are read a step later.
+    assert [record["data/consumed_samples"] for record in records] == [8, 16]
+    assert all(record["grad/norm"] is None and record["weight/norm"] > 0 for record in records)
+    assert "gradients_unreduced" in {event["kind"] for event in events_of(two, "own")}
+    assert ended(two, "own")["status"] == "stopped"
+    assert all((two / f"rank_{rank}.json").exists() for rank in range(2))
 
 
 def table(folder: Path, name: str) -> list[list[dict[str, str]]]:

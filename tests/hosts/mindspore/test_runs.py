@@ -16,6 +16,7 @@ from mindspore.train import Callback, Model  # noqa: E402
 import trainmon  # noqa: E402
 from tests.hosts.mindspore.training import (  # noqa: E402
     Mean,
+    Tied,
     adam,
     data,
     ended,
@@ -192,15 +193,17 @@ def test_what_nobody_looks_at_is_not_hooked(mode: str, tmp_path: Path) -> None:
 
     class Looks(Callback):
         def on_train_step_end(self, run_context: Any) -> None:
-            optimizer = run_context.original_args().optimizer
-            slots = sum(hasattr(one, "_trainmon_slots") for one in optimizer.parameters)
-            found.append((hooks(optimizer), slots))
+            params = run_context.original_args()
+            reducer = params.train_network.grad_reducer
+            found.append(
+                (hooks(params.optimizer), len(reducer._forward_hook) + hasattr(reducer, "_trainmon_slots"))
+            )
 
     off = dict.fromkeys(("gradients", "weights", "moments", "updates"), False)
     train(monitor(tmp_path, **off), Looks(), epochs=1)
     train(monitor(tmp_path, "on"), Looks(), epochs=1)
     assert found[0] == (0, 0)
-    assert (found[-1][1] > 0) == (mode == "graph") and (found[-1][0] > 0) == (mode == "pynative")
+    assert found[-1] == ((0, 2) if mode == "graph" else (2, 0))
 
 
 def test_a_cell_that_clips(mode: str, tmp_path: Path) -> None:
@@ -255,3 +258,102 @@ def test_the_last_batch_of_an_epoch_may_be_smaller(tmp_path: Path) -> None:
         1, data(lambda: rows(10)), callbacks=[monitor(tmp_path)], dataset_sink_mode=False
     )
     assert [record["data/consumed_samples"] for record in steps_of(tmp_path)] == [4, 8, 10]
+
+
+def test_sparse_gradients_are_left_alone(tmp_path: Path) -> None:
+    """In a graph they come as rows; a hook on such a parameter would be an error when the step is compiled."""
+    mindspore.set_context(mode=mindspore.GRAPH_MODE)
+
+    class Sparse(nn.Cell):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.EmbeddingLookup(11, 6, target="CPU", sparse=True)
+            self.out = nn.Dense(6, 11)
+
+        def construct(self, ids: Any) -> Any:
+            return self.out(self.table(ids).mean(1))
+
+    def lazy(net: Any) -> Any:
+        optimizer = nn.LazyAdam(net.trainable_params(), 0.01)
+        optimizer.target = "CPU"
+        return optimizer
+
+    train(monitor(tmp_path), net=Sparse(), optimizer=lazy, epochs=1)
+    assert [record["grad/norm"] > 0 for record in steps_of(tmp_path)] == [True] * 3
+    assert [event["kind"] for event in events_of(tmp_path)].count("gradients_sparse") == 1
+    (file,) = (tmp_path / "r/rank_0/tensors").glob("gradients_*.csv")
+    assert "out.weight" in file.read_text()
+
+
+def test_the_time_left_counts_to_the_last_step(mode: str, tmp_path: Path) -> None:
+    train(monitor(tmp_path), epochs=4)
+    left = [record["time/eta"] for record in steps_of(tmp_path)]
+    known = [one for one in left if one is not None]  # not before some steps were timed
+    assert known[-1] == left[-1] == 0 and len(known) > 1 and all(one > 0 for one in known[:-1])
+
+
+def test_a_seed_repeats_a_run(mode: str, tmp_path: Path) -> None:
+    """Dropout and all; what it would take to repeat it stands in its record."""
+
+    class Drops(nn.Cell):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.drop = Tied(), nn.Dropout(p=0.5)
+
+        def construct(self, ids: Any) -> Any:
+            return self.drop(self.inner(ids))
+
+    for run in ("first", "second"):
+        trainmon.deterministic(11, frameworks=("mindspore",))
+        train(monitor(tmp_path, run), net=Drops().set_train(), epochs=1)
+    first, second = steps_of(tmp_path, "first"), steps_of(tmp_path, "second")
+    for key in ("loss/global", "grad/norm", "weight/norm"):
+        assert [record[key] for record in first] == [record[key] for record in second], key
+    settings = ended(tmp_path, "first")["reproduction"]
+    assert settings["mindspore.get_seed"] == 11
+
+
+def test_a_norm_that_is_too_large_three_times_in_a_row(mode: str, tmp_path: Path) -> None:
+    rule = {**limit("grad/norm", 0.0, "stop"), "consecutive": 3}
+    train(monitor(tmp_path, health={"rules": [rule]}))
+    assert [record["step"] for record in steps_of(tmp_path)][-1] == 3 and ended(tmp_path)[
+        "status"
+    ] == "stopped"
+
+
+class Reduces(nn.TrainOneStepCell):
+    def construct(self, *inputs: Any) -> Any:
+        loss = self.network(*inputs)
+        gradients = self.grad(self.network, self.weights)(*inputs, mindspore.ops.ones_like(loss))
+        gradients = self.grad_reducer(gradients)
+        gradients = mindspore.ops.clip_by_global_norm(gradients, 0.1)
+        return mindspore.ops.depend(loss, self.optimizer(gradients))
+
+
+class ClipsAhead(nn.TrainOneStepCell):
+    def construct(self, *inputs: Any) -> Any:
+        loss = self.network(*inputs)
+        gradients = self.grad(self.network, self.weights)(*inputs, mindspore.ops.ones_like(loss))
+        gradients = self.grad_reducer(mindspore.ops.clip_by_global_norm(gradients, 0.1))
+        return mindspore.ops.depend(loss, self.optimizer(gradients))
+
+
+def test_a_cell_of_ones_own_and_its_reducer(tmp_path: Path) -> None:
+    """One hook behind the reducer where gradients there are what they should be, else one a parameter: the same norms."""
+    mindspore.set_context(mode=mindspore.GRAPH_MODE)
+    norms = {}
+    for kind, hooked in ((Reduces, 1), (ClipsAhead, 0), (nn.TrainOneStepCell, 1)):
+        net = network()
+        cell = kind(nn.WithLossCell(net, Mean()), adam(net))
+        found: list[int] = []
+
+        class Looks(Callback):
+            def on_train_step_end(self, run_context: Any, cell: Any = cell, found: Any = found) -> None:
+                found.append(len(cell.grad_reducer._forward_hook))
+
+        run = kind.__name__
+        Model(cell).train(1, data(), callbacks=[monitor(tmp_path, run), Looks()], dataset_sink_mode=False)
+        assert found == [hooked] * 3 and not cell.grad_reducer._forward_hook, run
+        norms[run] = steps_of(tmp_path, run)[0]["grad/norm"]
+    assert norms["Reduces"] == pytest.approx(norms["TrainOneStepCell"], rel=1e-6)
+    assert norms["ClipsAhead"] == pytest.approx(norms["TrainOneStepCell"], rel=1e-6)

@@ -12,7 +12,12 @@ from typing import Any
 import mindspore
 from mindspore import nn
 
-from trainmon.adapters.mindspore_parts.compiled import CompiledGradients
+from trainmon.adapters.mindspore_parts.compiled import (
+    CompiledGradients,
+    ReducedGradients,
+    reducer_of,
+    sparse_parameters,
+)
 from trainmon.adapters.mindspore_parts.outputs import Outputs, number, read_outputs
 from trainmon.adapters.mindspore_parts.parameters import OptimizerView, ParameterList, find_optimizer
 from trainmon.backend.determinism import reproduction
@@ -100,12 +105,16 @@ class Session:
         self._compiles = is_graph() or hasattr(construct, "__wrapped__")
         plain = any(construct is one.construct for one in _PLAIN_CELLS)
         self._clips = not plain if clips is None else clips
-        self._compiled: CompiledGradients | None = None
+        self._sparse = sparse_parameters(network) if self._compiles else set()
+        whole = self._compiles and self._optimizer is not None and not apart and not self._sparse
+        self._reducer = reducer_of(cell, plain) if whole else None
+        self._compiled: CompiledGradients | ReducedGradients | None = None
         self._handles: list[Any] = []
         self._last = int(params.get("cur_step_num") or 0)
         self._base = self._resumed(resumed_step) - self._last
         self._done = self.step = self._base + self._last
         self._running = False
+        self._sunk = 1  # steps since the host last looked
         self._mark: float | None = None
         self._rates: dict[str, float] = {}
         self._scale: float | None = None
@@ -164,7 +173,7 @@ class Session:
     def install(self, step: int) -> None:
         """Hooks for what probes listen to now; once a graph is compiled none can be added to it."""
         gradients = self._wants_gradients()
-        if gradients and self._by_sums and self._world > 1:
+        if gradients and self._by_sums and self._world > 1 and self._reducer is None:
             self._tell_once(
                 "info",
                 "gradients_unreduced",
@@ -178,7 +187,7 @@ class Session:
                 return
             section = self.monitor.config.gradients
             count = section is not None and section.nonfinite
-            self._compiled = CompiledGradients(self._parameters.parameters, self._addressable, count)
+            self._compiled = self._hook(count)
         wanted = gradients or any(self.monitor.listens(kind) for kind in (OptimizerBegin, OptimizerEnd))
         if self._compiles or self._optimizer is None or not wanted:
             self._unhook()
@@ -188,6 +197,19 @@ class Session:
                 optimizer.register_forward_pre_hook(self._before_update),
                 optimizer.register_forward_hook(self._after_update),
             ]
+
+    def _hook(self, count: bool) -> CompiledGradients | ReducedGradients:
+        parameters = self._parameters
+        if self._reducer is not None:
+            updated = list(self._optimizer.parameters)
+            return ReducedGradients(self._reducer, updated, parameters.order, self._addressable, count)
+        if self._sparse:
+            self._tell_once(
+                "info",
+                "gradients_sparse",
+                "gradients of parameters of sparse Cells come as rows, which hooks can't sum up: their norms are null",
+            )
+        return CompiledGradients(parameters.parameters, self._addressable, count, self._sparse)
 
     def _needs_hooks(self) -> bool:
         """Whether nobody else sums up the gradients of a compiled step."""
@@ -214,14 +236,15 @@ class Session:
         if self.over:
             return
         now = int(self._params.cur_step_num)
-        several = self._sinks and now - self._last > 1
+        self._sunk = now - self._last if self._sinks else 1
         self.step, self._running = self._base + now, True
         self._began = time.perf_counter() if self._mark is None else self._mark
-        if several:
+        if self._sunk > 1:
+            self._arm_slots()
             self._tell_once(
                 "info",
                 "sink_mode",
-                f"dataset sink mode: the device runs {now - self._last} steps on its own, of which only the last is "
+                f"dataset sink mode: the device runs {self._sunk} steps on its own, of which only the last is "
                 "seen: loss, gradients and learning rate are those of this step, time is the mean of all, and cadences "
                 "fire at the steps that are seen",
             )
@@ -230,9 +253,13 @@ class Session:
 
     def _arm(self, began: float) -> None:
         self.monitor.handle(StepBegin(self.step, began))
-        if self._compiled is not None and self.monitor.wants(GradsReady):
-            self.monitor.guard(self._compiled.arm)
+        if self._sunk <= 1 and self.monitor.wants(GradsReady):
+            self._arm_slots()
         self.monitor.guard(self._look_up)
+
+    def _arm_slots(self) -> None:
+        if self._compiled is not None:
+            self.monitor.guard(self._compiled.arm)
 
     def _look_up(self) -> None:
         """What the coming update will use, before the step changes it."""
@@ -275,9 +302,9 @@ class Session:
         return float(scale) if isinstance(scale, int | float) and scale != 1.0 else None
 
     def _backward_scale(self) -> float | None:
-        """What is on gradients in the backward pass."""
+        """What is on gradients where they are seen: cells that adapt their scale take it off before they reduce."""
         if self._scale is not None:
-            return self._scale
+            return self._scale if self._reducer is None else None
         sens = getattr(self._cell, "sens", None)
         return float(sens) if isinstance(sens, int | float) and sens not in (0, 1) else None
 
@@ -300,9 +327,9 @@ class Session:
             return Decision()
         now, end = int(self._params.cur_step_num), time.perf_counter()
         # A step that failed has no end, and one that is done again comes after a later one.
-        several, self._last = max(now - self._last, 1) if self._sinks else 1, now
-        if several > 1:
-            self._arm(end - (end - self._began) / several)
+        self._last = now
+        if self._sunk > 1:
+            self._arm(end - (end - self._began) / self._sunk)
             self.monitor.guard(self._look_back)
         self._running, self._done, self._mark = False, self.step, end
         self._show_sums()
@@ -338,6 +365,7 @@ class Session:
             learning_rates=self._rates or returned or None,
             overflow=found.overflow,
             loss_scale=found.loss_scale if self._scale is None else self._scale,
+            steps=max(self._sunk, 1),
         )
 
     def _samples(self) -> int | None:
