@@ -107,7 +107,7 @@ def same_number(got: str, want: str, name: str, others: dict[str, str]) -> bool:
 
 
 def run(names: list[str], root: str) -> dict[str, dict[str, Any]]:
-    """Runs cases under ``Reference`` and in both modes in this process, each rank of it; tables go to
+    """Runs cases under ``Reference`` and in all modes in this process, each rank of it; tables go to
     ``<root>/<case>/<mode>``.
 
     Returns:
@@ -127,12 +127,13 @@ def run(names: list[str], root: str) -> dict[str, dict[str, Any]]:
         if mode == "reference":
             return Reference(path)
         config = json.loads(Path(path).read_text())
-        return TrainerMonitorV2({**config, "compat": "msprobe-v2"} if mode == "v2" else config)
+        more = {"v2": {"compat": "msprobe-v2"}, "extended": {"extended": True}}.get(mode, {})
+        return TrainerMonitorV2({**config, **more})
 
     found = {}
     for name in names:
         case = models.CASES.get(name) or CASES[name]
-        for mode in ("reference", "v2", "default"):
+        for mode in ("reference", "v2", "default", "extended"):
             out = os.path.join(root, name, mode)
             os.makedirs(out, exist_ok=True)
             if distributed.is_initialized():
