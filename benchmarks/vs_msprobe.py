@@ -55,7 +55,7 @@ def measure(quick: bool = False) -> list[Row]:
     if "msprobe" not in arms:
         rows.append(Row("msProbe V2", "not installed here"))
     for load in LOADS[:1] if quick else LOADS:
-        rows += _compare(load, arms, 2 if quick else 8, 2 if quick else 6)
+        rows += _compare(load, arms, 2 if quick else 5, 2 if quick else 5)
     return rows + _hooks(5 if quick else 40) + _tables(20_000 if quick else 100_000)
 
 
