@@ -32,8 +32,8 @@ _CANONICAL = {
 
 
 def host_view(tensor: Any) -> Any:
-    """The tensor's memory as an array that can't be written to."""
-    array = tensor.asnumpy().view()
+    """The tensor's memory as an array that can't be written to; of a distributed one this rank's piece."""
+    array = (tensor.to_local() if hasattr(tensor, "to_local") else tensor).asnumpy().view()
     array.flags.writeable = False
     return array
 
