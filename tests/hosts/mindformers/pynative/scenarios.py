@@ -98,7 +98,7 @@ _NEWEST: list[Keys] = [
     },
     {
         "name": "substrings",
-        "host": {"monitor": {"train_state": {"local_norm": ["inner", "tab.e"]}}},
+        "host": {"monitor": {"train_state": {"local_norm": ["inner", "tab.e"]}}, **training(steps=1)},
         "api": QUIET,
     },
     {
@@ -133,12 +133,6 @@ _NEWEST: list[Keys] = [
         "api": {**EVERYTHING, "updates": {"every": 1}, "spectral": {"every": 1, "elements": 1 << 30}},
     },
     {"name": "idle", "model": {"idle": True}, "host": training(steps=1), "api": EVERYTHING},
-    {
-        "name": "epochs",
-        "host": training(steps=4),
-        "api": {**QUIET, "sinks": {"log": False, "blackbox": {"events": 4096}}},
-        "data": 8,
-    },
     {
         "name": "zero",
         "host": training(max_norm=0.0, steps=1),
@@ -177,7 +171,7 @@ _NEWEST: list[Keys] = [
     {
         "name": "top",
         "host": {"trainmon": entry("top", weights={"every": 1}), **training(steps=1)},
-        "entry": {},
+        "entry": {"auto_register": None},
     },
     {"name": "both", "host": {"trainmon": {"every": 2}, **training(steps=1)}, "entry": entry("both")},
     {"name": "misspelt", "host": training(steps=1), "entry": entry("misspelt", gradientz=True)},

@@ -15,7 +15,7 @@ import pytest
 from mindspore import Parameter, Tensor, nn, ops
 
 import trainmon
-from trainmon.adapters.mindformers.pynative import PyNativeMonitor, session
+from trainmon.adapters.mindformers.pynative import PyNativeMonitor, outputs, session
 from trainmon.adapters.mindformers.pynative.gradients import GradientHooks
 from trainmon.adapters.mindformers.pynative.tracker import Tracker, loss_parts
 from trainmon.adapters.mindspore_parts.parameters import ParameterList
@@ -194,6 +194,26 @@ def test_a_stage_of_a_pipeline_without_the_loss() -> None:
     loop.train()
     same_norms(loop, 1e-5)
     assert [record["loss/global"] for record in records()] == [None] * 3
+
+
+def test_a_pipeline_prints_losses_of_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host has no lines of them then."""
+    lines: list[str] = []
+    monkeypatch.setattr(outputs, "teller", lambda: lines.append)
+    for pipeline, there in ((1, False), (2, True)):
+        lines.clear()
+        loop = Loop(
+            monitor(run_name=f"r{pipeline}"), pipeline=pipeline, train_state=SimpleNamespace(local_loss=True)
+        )
+        loop.args.monitor.moe_monitor = SimpleNamespace(
+            save_tokens_per_expert_interval=None, target_layers=None
+        )
+        loop.train()
+        found = [json.loads(line) for line in lines]
+        assert bool(found) == there
+    for step, numbers in enumerate(loop.truth, 1):
+        losses = [one["local_loss"] for one in found if one["step"] == step]
+        assert len(losses) == MICROS and sum(losses) == pytest.approx(numbers["loss"], rel=1e-6)
 
 
 def test_a_schedule_that_gives_no_loss_says_zero() -> None:

@@ -40,6 +40,7 @@ def test_an_entry_of_the_yaml(any_runs: Runs) -> None:
 
 
 def test_the_top_level_section(runs: Runs) -> None:
+    """With an entry that has nothing but its type: the name is known once the adapter is imported."""
     assert runs.records("top")[0]["weight/norm"] > 0
     assert runs.life("top")["status"] == "completed"
 

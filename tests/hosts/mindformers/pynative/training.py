@@ -44,7 +44,8 @@ class Scenario:
 
     Attributes:
         host: sections of the host's configuration, joined key by key with the usual ones.
-        entry: keys of the entry TrainMonitor; None: there is no such entry.
+        entry: keys of the entry TrainMonitor; None: there is no such entry. ``auto_register: None``: the name is known by
+            importing the adapter.
         api: keys of a PyNativeMonitor that is given in code.
         model: keys of :class:`Tiny`.
         raises: the step at whose end a callback behind ours raises.
@@ -52,7 +53,6 @@ class Scenario:
         load: a checkpoint to go on from.
         broken: what of trainmon raises: ``module:name`` or ``module:class.name``.
         logits_monitor: the host's MaxLogitsMonitor is there, too, every so many steps.
-        data: number of sequences.
         plain: trains by ``mindspore.train.Model`` instead, with batches of a whole step.
     """
 
@@ -66,7 +66,6 @@ class Scenario:
     load: str | None = None
     broken: tuple[str, ...] = ()
     logits_monitor: int = 0
-    data: int = SEQUENCES
     plain: bool = False
 
 
@@ -332,7 +331,7 @@ def configuration(scenario: Scenario) -> dict[str, Any]:
         found[key] = {**found.get(key, {}), **section} if isinstance(section, dict) else section
     if scenario.entry is not None:
         entry = {"type": "TrainMonitor", "auto_register": "trainmon_mf.TrainMonitor", **scenario.entry}
-        found["callbacks"] = [entry]
+        found["callbacks"] = [{key: value for key, value in entry.items() if value is not None}]
     if scenario.logits_monitor:
         found.setdefault("callbacks", []).append(
             {"type": "MaxLogitsMonitor", "step_interval": scenario.logits_monitor}
@@ -351,7 +350,7 @@ def train(scenario: Scenario) -> dict[str, Any]:
         callbacks.append(Raises(scenario.raises))
     keys = configuration(scenario)
     batch = keys["training"]["local_batch_size"] if BATCH_IS_MICRO else BATCH
-    data = dataset(scenario.data, batch)
+    data = dataset(SEQUENCES, batch)
     found: dict[str, Any] = {"version": VERSION, "steps": truth.steps}
     try:
         trainer = Trainer(config=keys, model=model, train_dataset=data, callbacks=callbacks)
