@@ -31,9 +31,14 @@ _CANONICAL = {
 }
 
 
+def own_piece(tensor: Any) -> Any:
+    """This rank's piece of a distributed tensor; any other as it is."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
 def host_view(tensor: Any) -> Any:
-    """The tensor's memory as an array that can't be written to; of a distributed one this rank's piece."""
-    array = (tensor.to_local() if hasattr(tensor, "to_local") else tensor).asnumpy().view()
+    """The memory of the tensor, or of this rank's piece, as an array that can't be written to."""
+    array = own_piece(tensor).asnumpy().view()
     array.flags.writeable = False
     return array
 
@@ -88,7 +93,7 @@ class ParameterList:
         return [_shard(name in self._owned, self._holders.get(name, 0)) for name in names]
 
     def weights(self) -> TensorView:
-        shown = [host_view(one) if self._addressable else one for one in self.parameters]
+        shown = [host_view(one) if self._addressable else own_piece(one) for one in self.parameters]
         return TensorView(self.names, shown, self.shards(self.names))
 
     def version(self) -> int:
@@ -106,7 +111,8 @@ class ParameterList:
                 gradient = values[index]
                 names.append(name)
                 # A row tensor holds the rows that are not zero.
-                arrays.append(host_view(gradient if hasattr(gradient, "asnumpy") else gradient.values))
+                dense = gradient if hasattr(gradient, "asnumpy") else gradient.values
+                arrays.append(host_view(dense) if self._addressable else own_piece(dense))
         return TensorView(names, arrays, self.shards(names))
 
 
@@ -151,7 +157,8 @@ class OptimizerView:
         views: dict[str, TensorView] = {}
         for key, state in self._states():
             names, order = self._parameters.names, self._parameters.order
-            tensors = [host_view(state[index]) if self._addressable else state[index] for index in order]
+            held = [state[index] for index in order]
+            tensors = [host_view(one) if self._addressable else own_piece(one) for one in held]
             views[key] = TensorView(names, tensors, self._parameters.shards(names))
         return views
 

@@ -188,7 +188,7 @@ _NEWEST: list[Keys] = [
         "broken": [
             "session:number",
             "rates:Rates.take",
-            "session:Session._shown",
+            "updates:UpdateHooks._shown",
             "gradients:host_view",
             "forward:_loss",
         ],

@@ -17,7 +17,8 @@ import numpy as np
 
 from trainmon.adapters.mindformers.pynative.forward import Forward
 from trainmon.adapters.mindformers.pynative.settings import Layers, Place
-from trainmon.adapters.mindformers.pynative.values import local, read_together
+from trainmon.adapters.mindformers.pynative.values import read_together
+from trainmon.adapters.mindspore_parts.parameters import own_piece
 from trainmon.events import ExpertLayer, ExpertsSeen
 from trainmon.monitor import TrainMonitor
 
@@ -70,7 +71,7 @@ class _Layer:
 
     def counted(self) -> Any:
         counter = getattr(self.cell, "tokens_per_expert", None)
-        return None if counter is None else np.array(local(counter).asnumpy(), np.float64).reshape(-1)
+        return None if counter is None else np.array(own_piece(counter).asnumpy(), np.float64).reshape(-1)
 
 
 class ExpertHooks:
@@ -227,4 +228,4 @@ def _counts(output: Any, experts: int | None) -> Any:
 
 
 def _biased(layer: _Layer) -> ExpertsSeen:
-    return ExpertsSeen(layer.name, 0, layer.experts, bias=np.array(local(layer.bias).asnumpy()))
+    return ExpertsSeen(layer.name, 0, layer.experts, bias=np.array(own_piece(layer.bias).asnumpy()))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from trainmon.adapters.mindformers.pynative.values import local
+from trainmon.adapters.mindspore_parts.parameters import own_piece
 
 __all__ = ["Forward"]
 
@@ -98,4 +98,4 @@ def _loss(output: Any) -> Any:
         output = output.get("loss")
     elif isinstance(output, tuple | list):
         output = output[0] if output else None
-    return local(output)
+    return own_piece(output)

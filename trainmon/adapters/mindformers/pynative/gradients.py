@@ -1,8 +1,8 @@
 """Gradients of single micro-batches and what they add up to, by hooks on parameters.
 
 A hook is called in every backward pass, before the gradient is added to what is there: ``main_grad`` or ``grad``. On a
-CPU both are read where they are, as they are; on a device their sums of squares stay there until the step ends, are
-made in float32 and read together. Never divided by a replica factor: the norms are those of this rank's own gradients.
+CPU both are read where they are, as they are; on a device the backend adds up squares there, which are read together when
+the step ends. Never divided by a replica factor: the norms are those of this rank's own gradients.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from trainmon.adapters.mindformers.pynative.values import DeviceSums, local
-from trainmon.adapters.mindspore_parts.parameters import ParameterList, host_view
+from trainmon.adapters.mindspore_parts.parameters import ParameterList, host_view, own_piece
 from trainmon.events import GradientAccumulated, MicroGradient
 from trainmon.monitor import TrainMonitor
 
@@ -56,8 +55,6 @@ class GradientHooks:
         self._handles: list[Any] = []
         self._on = self.seen = False
         self._calls: dict[str, int] = {}
-        self._sums = DeviceSums()
-        self._waiting: list[Callable[[], None]] = []
 
     @property
     def installed(self) -> bool:
@@ -81,19 +78,13 @@ class GradientHooks:
     def arm(self) -> None:
         """A step begins."""
         self.seen, self._calls = False, {}
-        self._sums, self._waiting = DeviceSums(), []
         self._on = self.installed and any(
             self._monitor.wants(kind) for kind in (MicroGradient, GradientAccumulated)
         )
 
     def step_ends(self) -> bool:
-        """What a device has added up is handed over. False: somebody looks at this step's, and no hook was called."""
+        """It is over. False: somebody looks at this step's, and no hook was called."""
         came, self._on = self.seen or not self._on, False
-        waiting, self._waiting = self._waiting, []
-        if waiting:
-            self._monitor.guard(self._sums.fetch)
-            for hand_over in waiting:
-                hand_over()
         return came
 
     def _hook(self, name: str, parameter: Any) -> Callable[[Any], None]:
@@ -103,11 +94,9 @@ class GradientHooks:
             if not self._on:
                 return
             self.seen, micro = True, self._number(name)
-            if self._addressable:
-                monitor.offer(MicroGradient, lambda: _own(name, micro, parameter, gradient))
-                monitor.offer(GradientAccumulated, lambda: _sum(name, micro, parameter, gradient))
-            else:
-                monitor.guard(lambda: self._keep(name, micro, parameter, gradient))
+            here = self._addressable
+            monitor.offer(MicroGradient, lambda: _own(name, micro, parameter, gradient, here))
+            monitor.offer(GradientAccumulated, lambda: _sum(name, micro, parameter, gradient, here))
 
         return see
 
@@ -117,31 +106,26 @@ class GradientHooks:
         self._calls[name] = self._calls.get(name, -1) + 1
         return self._calls[name]
 
-    def _keep(self, name: str, micro: int, parameter: Any, gradient: Any) -> None:
-        """On a device: two sums of each, until the step ends."""
-        monitor, sums = self._monitor, self._sums
-        own, before = local(gradient), accumulated(parameter)
-        if monitor.wants(MicroGradient):
-            at = sums.add(own)
-            self._waiting.append(lambda: monitor.handle(MicroGradient(micro, name, sums[at])))
-        if monitor.wants(GradientAccumulated):
-            total = sums.add(own if before is None else local(before).float() + own.float())
-            self._waiting.append(lambda: monitor.handle(GradientAccumulated(micro, name, sums[total])))
+
+def _view(tensor: Any, addressable: bool) -> Any:
+    return host_view(tensor) if addressable else own_piece(tensor)
 
 
-def _own(name: str, micro: int, parameter: Any, gradient: Any) -> MicroGradient:
+def _own(name: str, micro: int, parameter: Any, gradient: Any, addressable: bool) -> MicroGradient:
     before = accumulated(parameter)
-    there = None if before is None else host_view(local(before))
-    return MicroGradient(micro, name, host_view(local(gradient)), there)
+    there = None if before is None else _view(before, addressable)
+    return MicroGradient(micro, name, _view(gradient, addressable), there)
 
 
-def _sum(name: str, micro: int, parameter: Any, gradient: Any) -> GradientAccumulated:
+def _sum(name: str, micro: int, parameter: Any, gradient: Any, addressable: bool) -> GradientAccumulated:
     """The sum as the host makes it: in float32, whatever comes in."""
-    own, before = local(gradient), accumulated(parameter)
+    own, before = own_piece(gradient), accumulated(parameter)
     if before is None:
-        return GradientAccumulated(micro, name, host_view(own))
+        return GradientAccumulated(micro, name, _view(own, addressable))
+    if not addressable:
+        return GradientAccumulated(micro, name, own_piece(before).float() + own.float())
     wide = [
         np.asarray(one.float().asnumpy() if is_low_precision(one) else one.asnumpy(), np.float32)
-        for one in (local(before), own)
+        for one in (own_piece(before), own)
     ]
     return GradientAccumulated(micro, name, np.add(*wide))

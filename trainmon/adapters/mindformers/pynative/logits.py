@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from trainmon.adapters.mindformers.pynative.values import local, read_together
+from trainmon.adapters.mindformers.pynative.values import read_together
+from trainmon.adapters.mindspore_parts.parameters import own_piece
 from trainmon.events import AttentionLayer, AttentionSeen, MaxLogits
 from trainmon.monitor import TrainMonitor
 
@@ -72,7 +73,7 @@ class TrackedLogits:
         """Puts what the last step has left back to zero, if nobody has; whether that was needed."""
         if not self.values:
             return False
-        left = any(np.any(local(tensor).asnumpy()) for tensor in self._tensors().values())
+        left = any(np.any(own_piece(tensor).asnumpy()) for tensor in self._tensors().values())
         if left:
             for cell in self._cells:
                 if hasattr(cell, "reset_max_attention_logit"):

@@ -8,7 +8,7 @@ from typing import Any
 from mindspore import Parameter
 
 from trainmon.adapters.mindformers.pynative.gradients import accumulated, is_low_precision
-from trainmon.adapters.mindspore_parts.parameters import OptimizerView, ParameterList, host_view
+from trainmon.adapters.mindspore_parts.parameters import OptimizerView, ParameterList, host_view, own_piece
 from trainmon.events import TensorView
 
 __all__ = ["Chunks", "HostOptimizer", "with_gradients"]
@@ -36,7 +36,7 @@ class HostOptimizer(OptimizerView):
     def masters(self) -> TensorView:
         """Of parameters of 16 bits; those of 32 are updated themselves."""
         copies = getattr(self._optimizer, _MASTERS, None)
-        if copies is None or not self._addressable:
+        if copies is None:
             return TensorView((), ())
         names: list[str] = []
         tensors: list[Any] = []
@@ -44,7 +44,8 @@ class HostOptimizer(OptimizerView):
         for name, parameter, index in zip(mine.names, mine.parameters, mine.order, strict=True):
             if is_low_precision(parameter):
                 names.append(name)
-                tensors.append(host_view(copies[index]))
+                copy = copies[index]
+                tensors.append(host_view(copy) if self._addressable else own_piece(copy))
         return TensorView(names, tensors, mine.shards(names))
 
     def _states(self) -> Iterator[tuple[str, Sequence[Parameter]]]:

@@ -24,9 +24,9 @@ from trainmon.adapters.mindformers.pynative.sayings import Sayings
 from trainmon.adapters.mindformers.pynative.settings import HostSettings, read
 from trainmon.adapters.mindformers.pynative.tracker import loss_parts
 from trainmon.adapters.mindformers.pynative.updates import UpdateHooks
-from trainmon.adapters.mindformers.pynative.values import cells_of, local
+from trainmon.adapters.mindformers.pynative.values import cells_of
 from trainmon.adapters.mindspore_parts.outputs import number
-from trainmon.adapters.mindspore_parts.parameters import ParameterList
+from trainmon.adapters.mindspore_parts.parameters import ParameterList, own_piece
 from trainmon.backend.determinism import deterministic, reproduction
 from trainmon.backend.mindspore import MindSporeBackend, MindSporeDevice
 from trainmon.events import (
@@ -103,7 +103,6 @@ class Session:
             monitor,
             self._sayings,
             settings.max_norm,
-            self._addressable,
             before=self._logits.look,
             judge=self._judge,
         )
@@ -307,7 +306,7 @@ class Session:
 
 def _number(value: Any) -> float | None:
     """Of a tensor, or what the host has instead of one; None stays None, 0.0 stays 0.0."""
-    return None if value is None else number(local(value))
+    return None if value is None else number(own_piece(value))
 
 
 def layout() -> Layout:

@@ -9,8 +9,7 @@ from typing import Any
 from trainmon.adapters.mindformers.pynative.optimizer import with_gradients
 from trainmon.adapters.mindformers.pynative.rates import Rates
 from trainmon.adapters.mindformers.pynative.sayings import Sayings
-from trainmon.adapters.mindformers.pynative.values import DeviceSums, local
-from trainmon.adapters.mindspore_parts.parameters import OptimizerView, ParameterList
+from trainmon.adapters.mindspore_parts.parameters import OptimizerView, ParameterList, own_piece
 from trainmon.events import (
     AttentionSeen,
     Decision,
@@ -47,17 +46,15 @@ class UpdateHooks:
         monitor: TrainMonitor,
         sayings: Sayings,
         max_norm: float | None,
-        addressable: bool,
         before: Callable[[], None],
         judge: Callable[[Decision], None],
     ) -> None:
         self._optimizer, self._parameters, self._monitor = optimizer, parameters, monitor
-        self._sayings, self._max_norm, self._addressable = sayings, max_norm, addressable
+        self._sayings, self._max_norm = sayings, max_norm
         self._before, self._judge = before, judge
         self.rates = Rates(optimizer, view)
         self.made = self._running = False
         self._handles: list[Any] = []
-        self._sums: tuple[list[str], DeviceSums] | None = None
 
     @property
     def installed(self) -> bool:
@@ -85,13 +82,11 @@ class UpdateHooks:
 
     def arm(self) -> None:
         """A step begins."""
-        self._running, self.made, self._sums = True, False, None
+        self._running, self.made = True, False
 
     def step_ends(self) -> None:
-        """What a device has added up is handed over."""
+        """It is over: what the optimizer is called for now is not the host's update."""
         self._running = False
-        if self._sums is not None:
-            self._monitor.offer(GradsReady, self._fetched)
 
     def _begins(self, _cell: Any, inputs: Any) -> None:
         if not self._running:
@@ -102,10 +97,7 @@ class UpdateHooks:
         self._before()
         if monitor.config.gradients is not None:
             values = inputs[0] if len(inputs) == 1 else inputs
-            if self._addressable:
-                monitor.offer(GradsReady, lambda: self._ready(self._shown(values)))
-            elif monitor.wants(GradsReady):
-                monitor.guard(lambda: self._add_up(values))
+            monitor.offer(GradsReady, lambda: self._ready(self._shown(values)))
         self._judge(monitor.before_update())
 
     def _ends(self, _cell: Any, _inputs: Any, _output: Any) -> None:
@@ -124,21 +116,5 @@ class UpdateHooks:
         if order is None or len(order) < len(updated):
             there = set(order or ())
             self._sayings.misaligned([name for at, name in enumerate(updated) if at not in there])
-        whole = {at: local(value) for at, value in zip(order or (), values, strict=False)}
+        whole = {at: own_piece(value) for at, value in zip(order or (), values, strict=False)}
         return self._parameters.gradients([whole.get(at) for at in range(len(updated))])
-
-    def _add_up(self, values: Sequence[Any]) -> None:
-        """On a device: two sums of each, read when the step ends."""
-        order = with_gradients(self._optimizer, values) or []
-        names = dict(zip(self._parameters.order, self._parameters.names, strict=True))
-        sums = DeviceSums()
-        for value in values[: len(order)]:
-            sums.add(local(value))
-        self._sums = [names[at] for at in order], sums
-
-    def _fetched(self) -> GradsReady | None:
-        if self._sums is None:
-            return None
-        names, sums = self._sums
-        sums.fetch()
-        return self._ready(TensorView(names, sums.all(), self._parameters.shards(names)))
