@@ -364,21 +364,22 @@ def test_where_a_run_goes_on(tmp_path: Path) -> None:
     assert [record["step"] for record in host.steps()] == [14, 4]
 
 
-def test_an_exception_of_another_callback_leaves_the_step(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rule", [False, True])
+def test_an_exception_of_another_callback_leaves_the_step(rule: bool, tmp_path: Path) -> None:
     """Only ``__exit__`` is called; the step had come to its end before the host's own monitor raised."""
 
     class TrainingStateMonitor:
         def on_train_step_end(self, _context: Any) -> None:
             raise ValueError("There is nan in loss, terminate training.")
 
-    host = Trainer(tmp_path, before=[TrainingStateMonitor()])
+    host = Trainer(tmp_path, {"check_for_nan_in_loss_and_grad": rule}, before=[TrainingStateMonitor()])
     host.begin(callback := host.build())
     with pytest.raises(ValueError, match="terminate") as info:
         host.step(outputs(float("nan")))
     callback.__exit__(info.type, info.value, info.tb)
     assert np.isnan(host.steps()[0]["loss/global"])
     life = json.loads((tmp_path / "r/run.json").read_text())["lives"][-1]
-    assert life["status"] == "failed" and life["last_step"] == 1
+    assert life["status"] == ("stopped" if rule else "failed") and life["last_step"] == 1
     assert any(event["kind"].startswith("nonfinite") for event in host.events())
 
 

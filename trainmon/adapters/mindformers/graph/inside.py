@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -90,35 +91,40 @@ class Inside:
         """The step's largest logits, of this rank's heads."""
         self.logits = {}
         for name, parameter in self._logits.items():
-            if not selected(name):
-                continue
-            values = np.array(parameter.asnumpy(), np.float64).reshape(-1)
-            self.logits[name] = values
-            known = np.where(values == 0, -np.inf, values)
-            if np.all(known == -np.inf):
-                continue  # no head's largest is known
-            first = self.head_rank * len(values)
-            monitor.handle(AttentionSeen(name, MaxLogits(known), 0, first))
+            if selected(name):
+                monitor.offer(AttentionSeen, partial(self._largest, name, parameter))
+
+    def _largest(self, name: str, parameter: Any) -> AttentionSeen | None:
+        values = _numbers(parameter)
+        self.logits[name] = values
+        known = np.where(values == 0, -np.inf, values)
+        if np.all(known == -np.inf):
+            return None  # no head's largest is known
+        return AttentionSeen(name, MaxLogits(known), 0, self.head_rank * len(values))
 
     def show_experts(self, monitor: TrainMonitor, selected: Callable[[str], bool]) -> None:
         """The step's load of experts, before and where it is set back."""
         for layer, one in self._experts.items():
-            if one.counts is None or not selected(layer):
-                continue
-            counts = np.array(one.counts[1].asnumpy(), np.float64).reshape(-1)
-            step = counts if one.before is None else counts - one.before
-            bias = None if one.bias is None else np.array(one.bias.asnumpy(), np.float64).reshape(-1)
-            monitor.handle(
-                ExpertsSeen(
-                    layer, experts=len(counts), counts=step, bias=bias, placement=self._placement(one)
-                )
-            )
+            if selected(layer):
+                monitor.offer(ExpertsSeen, partial(self._load, layer, one))
+
+    def _load(self, layer: str, one: _Experts) -> ExpertsSeen | None:
+        if one.counts is None:
+            return None
+        counts = _numbers(one.counts[1])
+        return ExpertsSeen(
+            layer,
+            experts=len(counts),
+            counts=counts if one.before is None else counts - one.before,
+            bias=None if one.bias is None else _numbers(one.bias),
+            placement=self._placement(one),
+        )
 
     def after(self) -> None:
         """The step's callbacks are through: a load that nobody has set back goes on growing."""
         for one in self._experts.values():
             if one.counts is not None:
-                left = np.array(one.counts[1].asnumpy(), np.float64).reshape(-1)
+                left = _numbers(one.counts[1])
                 one.before = left if one.counts[0] != "fi_parameter" and left.any() else None
 
     def _placement(self, one: _Experts) -> Any:
@@ -129,6 +135,11 @@ class Inside:
         ranks = np.empty(len(mapping), np.float64)
         ranks[mapping] = np.arange(len(mapping)) // self._local
         return ranks
+
+
+def _numbers(parameter: Any) -> Any:
+    """A copy; nobody holds on to the host's memory."""
+    return np.array(parameter.asnumpy(), np.float64).reshape(-1)
 
 
 def _parameters(model: Any) -> Iterator[tuple[str, Any]]:

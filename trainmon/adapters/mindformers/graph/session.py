@@ -6,6 +6,7 @@ return, dumped files, separate losses, and what the model keeps of attention and
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -39,6 +40,7 @@ from trainmon.events import (
     StepEnd,
     TensorView,
 )
+from trainmon.health import TrainingStopped
 from trainmon.monitor import TrainMonitor
 
 __all__ = ["GraphSession"]
@@ -194,14 +196,11 @@ class GraphSession(Session):
         if self.over or not self._running:
             return
         self.monitor.guard(self._read_left)
-        for kind, show, part in (
-            (AttentionSeen, self.inside.show_attention, "attention"),
-            (ExpertsSeen, self.inside.show_experts, "moe"),
-        ):
-            if self.monitor.wants(kind):
-                selection = self.monitor.config.selection(part)
-                self.monitor.guard(lambda s=show, n=selection: s(self.monitor, n.__contains__))  # type: ignore[misc]
-
+        config, self.inside.logits = self.monitor.config, {}
+        if self.monitor.wants(AttentionSeen):
+            self.inside.show_attention(self.monitor, config.selection("attention").__contains__)
+        if self.monitor.wants(ExpertsSeen):
+            self.inside.show_experts(self.monitor, config.selection("moe").__contains__)
         self.logits[self.step] = self.inside.logits
         for kept in (self.logits, self.local_losses):
             while len(kept) > _KEPT:
@@ -292,10 +291,10 @@ class GraphSession(Session):
         return super()._samples()
 
     def exception(self, error: BaseException) -> None:
-        if (
-            self._running and not self.over and self._early.seen
-        ):  # of another callback, at the end of this step
-            super().step_end()
+        """Of another callback it may be, at the end of a step that is not written yet."""
+        if self._running and not self.over and self._early.seen:
+            with contextlib.suppress(TrainingStopped):  # the host's own goes on
+                super().step_end()
         super().exception(error)
 
     def _let_go(self) -> None:
