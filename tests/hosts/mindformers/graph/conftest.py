@@ -27,6 +27,12 @@ STATE_MONITOR: dict[str, Any] = {
 }
 
 
+@pytest.fixture(autouse=True)
+def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MindFormers leaves files where it is imported."""
+    monkeypatch.chdir(tmp_path)
+
+
 def folder(factory: pytest.TempPathFactory, name: str) -> Path:
     return factory.mktemp(name, numbered=False)
 
