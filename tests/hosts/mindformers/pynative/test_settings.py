@@ -159,3 +159,11 @@ def test_logits_that_the_host_makes_the_model_keep() -> None:
     assert settings_of(args(optimizer={"type": "AdamW"})).config == {}
     listed = settings_of(args(callbacks=[SimpleNamespace(type="MaxLogitsMonitor", step_interval=5)]))
     assert listed.config["attention"] == {"every": 5, "per_head": True}
+
+
+def test_a_section_that_the_host_uses_nowhere_is_said() -> None:
+    usual = {"global_norm_skip_threshold": 100.0, "global_norm_skip_time": 10}
+    assert settings_of(args(monitor={"health_checkpoint": usual})).problems == []
+    found = settings_of(args(monitor={"health_checkpoint": {**usual, "global_norm_skip_threshold": 5.0}}))
+    (problem,) = found.problems
+    assert problem.startswith("monitor.health_checkpoint (global_norm_skip_threshold)")

@@ -163,7 +163,7 @@ def settings_of(args: Any, ranks: int = 1) -> HostSettings:
         ranks: how many train together.
     """
     found = HostSettings(ranks=ranks)
-    for follow in (_norms, _losses, _experts, _logits, _tensorboard, _training):
+    for follow in (_norms, _losses, _experts, _logits, _tensorboard, _health, _training):
         try:
             follow(args, found)
         except (TypeError, ValueError, ImportError) as error:
@@ -243,6 +243,25 @@ def _tensorboard(args: Any, found: HostSettings) -> None:
             )
         else:
             found.put("monitor.tensorboard", "sinks", tensorboard={})
+
+
+#: What the host fills in.
+_HEALTH = {
+    "embedding_local_norm_threshold": 100.0,
+    "global_norm_skip_threshold": 100.0,
+    "global_norm_skip_time": 10,
+}
+
+
+def _health(args: Any, found: HostSettings) -> None:
+    """Read by the host, and used nowhere."""
+    section = read(args, "monitor", "health_checkpoint")
+    asked = [key for key, usual in _HEALTH.items() if read(section, key) not in (None, usual)]
+    if asked:
+        found.problems.append(
+            f"monitor.health_checkpoint ({', '.join(asked)}): the host does nothing with it either; rules under health: "
+            "watch grad/norm"
+        )
 
 
 def _training(args: Any, found: HostSettings) -> None:
