@@ -192,15 +192,6 @@ def test_pieces_of_other_ranks_and_state_that_lies_elsewhere_are_left_out() -> N
     assert "leaves out elsewhere and others like it: exp_avg is kept in other pieces" in text
 
 
-def test_gradients_of_which_only_sums_are_there() -> None:
-    from trainmon.backend.mindspore import CompiledSums, MindSporeBackend
-
-    with pytest.raises(NotImplementedError, match=r"set gradients\.signs: false"):
-        MindSporeBackend().signs([CompiledSums(1.0, 0)], [torch.ones(3)])
-    (values,) = MindSporeBackend().read([MindSporeBackend().signs([torch.ones(3)], [-torch.ones(3)])]).wait()
-    assert values.tolist() == [0, 3, 3]
-
-
 def test_the_key_is_checked() -> None:
     with pytest.raises(ConfigError, match=r"gradients\.signs"):
         load_config({"gradients": {"signs": "momentum"}})

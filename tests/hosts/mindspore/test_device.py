@@ -14,7 +14,7 @@ from mindspore import Parameter, Tensor  # noqa: E402
 
 from tests.hosts.mindspore.training import Truth, events_of, monitor, steps_of, train  # noqa: E402
 from trainmon.backend.host import HostBackend  # noqa: E402
-from trainmon.backend.mindspore import MindSporeDevice  # noqa: E402
+from trainmon.backend.mindspore import CompiledSums, MindSporeBackend, MindSporeDevice  # noqa: E402
 
 RANDOM = np.random.default_rng(5)
 
@@ -79,6 +79,14 @@ def test_the_largest_eigenvalue(shape: tuple[int, int]) -> None:
         np.testing.assert_allclose(found[0, 1], truth, rtol=0.01)
     lazy, _ = device.spectra(tensors([np.zeros((3, 4), np.float32)]), [None], [3], 0.01, 1e-6)
     assert read(lazy).tolist() == [[0.0, 0.0, 0.0]]
+
+
+def test_gradients_of_which_only_sums_are_there() -> None:
+    backend, ones = MindSporeBackend(), np.ones(3, np.float32)
+    with pytest.raises(NotImplementedError, match=r"set gradients\.signs: false"):
+        backend.signs([CompiledSums(1.0, 0)], [ones])
+    (values,) = backend.read([backend.signs([ones], [-ones])]).wait()
+    assert values.tolist() == [0, 3, 3]
 
 
 def test_a_training_on_a_device(mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
