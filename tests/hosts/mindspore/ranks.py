@@ -112,7 +112,7 @@ def main(folder: Path) -> None:
         if name == "pynative":
             gradients.start(net, optimizer)
         Model(net, Mean(), optimizer).train(
-            1, half, callbacks=[monitor(folder, name)], dataset_sink_mode=False
+            1, half, callbacks=[monitor(folder, name, comparison={"every": 1})], dataset_sink_mode=False
         )
         gradients.stop()
         found[f"{name} weights"] = norm([one.asnumpy() for one in net.trainable_params()])

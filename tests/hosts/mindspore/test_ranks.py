@@ -31,6 +31,7 @@ from tests.hosts.mindspore.training import (  # noqa: E402
     rows,
     steps_of,
 )
+from trainmon.sinks.jsonl import read_jsonl  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -139,3 +140,15 @@ def test_rows_of_gradients_before_and_after_they_are_reduced(two: Path) -> None:
     for row in after[0]:
         halves = [float(one[row["step"], row["module_name"]]["mean"]) for one in before]
         assert float(row["mean"]) == pytest.approx(sum(halves) / 2, rel=1e-5, abs=1e-8)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_losses_of_each_rank(two: Path, mode: str) -> None:
+    """Side by side; their mean is the loss of all."""
+    steps = {
+        one["step"]: one["series"] for one in read_jsonl(two / mode / "rank_0/ranks.jsonl") if "step" in one
+    }
+    for record in steps_of(two, mode):
+        loss = steps[record["step"]]["loss/device"]
+        assert loss["known"] == 2 and loss["low"] < record["loss/global"] < loss["high"]
+        assert (loss["low"] + loss["high"]) / 2 == pytest.approx(record["loss/global"], rel=1e-6)

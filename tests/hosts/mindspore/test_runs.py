@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -357,3 +359,22 @@ def test_a_cell_of_ones_own_and_its_reducer(tmp_path: Path) -> None:
         norms[run] = steps_of(tmp_path, run)[0]["grad/norm"]
     assert norms["Reduces"] == pytest.approx(norms["TrainOneStepCell"], rel=1e-6)
     assert norms["ClipsAhead"] == pytest.approx(norms["TrainOneStepCell"], rel=1e-6)
+
+
+def test_the_wait_for_data(mode: str, tmp_path: Path) -> None:
+    """From a step's end to the next one's begin; what lies between epochs is no wait."""
+
+    def slow() -> Iterator[tuple[Any, Any]]:
+        for row in rows():
+            time.sleep(0.05)
+            yield row
+
+    net = network()
+    Model(net, Mean(), adam(net)).train(2, data(slow), callbacks=[monitor(tmp_path)], dataset_sink_mode=False)
+    records = steps_of(tmp_path)
+    waits = [record["time/data_wait"] for record in records]
+    assert [wait is None for wait in waits] == [True, False, False] * 2
+    # Rows of a batch take 0.2 s; what is there already when a long first step is over does not.
+    assert max(wait for wait in waits if wait is not None) > 0.1
+    for record, wait in zip(records, waits, strict=True):
+        assert wait is None or 0 <= wait <= record["time/step"]

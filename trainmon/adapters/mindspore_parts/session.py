@@ -26,6 +26,8 @@ from trainmon.dist import Group
 from trainmon.events import (
     ENGINE_ACTIONS,
     Action,
+    DataBegin,
+    DataEnd,
     Decision,
     EpochBegin,
     EpochEnd,
@@ -116,6 +118,7 @@ class Session:
         self._running = False
         self._sunk = 1  # steps since the host last looked
         self._mark: float | None = None
+        self._idle: float | None = None  # since when MindSpore does nothing but fetch data
         self._rates: dict[str, float] = {}
         self._scale: float | None = None
         self._decision = Decision()
@@ -249,7 +252,11 @@ class Session:
                 "fire at the steps that are seen",
             )
             return
+        arrived = time.perf_counter()
         self._arm(self._began)
+        if self._idle is not None:
+            self.monitor.handle(DataBegin(self._idle))
+            self.monitor.handle(DataEnd(arrived))
 
     def _arm(self, began: float) -> None:
         self.monitor.handle(StepBegin(self.step, began))
@@ -336,6 +343,7 @@ class Session:
         self.monitor.offer(StepEnd, lambda: self._facts(end))
         self._judge(self.monitor.decide())
         decision, self._decision = self._decision, Decision()
+        self._idle = time.perf_counter()
         return decision
 
     def _show_sums(self) -> None:
@@ -394,12 +402,13 @@ class Session:
     # -- around steps -----------------------------------------------------------------------------------------------
 
     def epoch(self, begins: bool) -> None:
+        self._idle = None
         number_ = self._params.get("cur_epoch_num")
         if isinstance(number_, int) and not self.over:
             self.monitor.handle(EpochBegin(number_) if begins else EpochEnd(number_))
 
     def evaluation(self, running: bool) -> None:
-        now = time.perf_counter()
+        self._idle, now = None, time.perf_counter()
         if not self.over:
             self.monitor.handle(EvalBegin(now) if running else EvalEnd(now))
 
