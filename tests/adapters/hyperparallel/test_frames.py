@@ -296,6 +296,18 @@ def test_experts_are_counted_whoever_empties_the_counters(
         before = counted
 
 
+@pytest.mark.parametrize("name", EACH)
+def test_why_there_is_no_share_of_dropped_tokens(tmp_path: Path, name: str) -> None:
+    for moe in (True, False):
+        trainer = build(name, settings_of(name), tmp_path / str(moe))
+        trainmon.attach_hyperparallel(trainer, config(tmp_path / str(moe), moe=moe))
+        train(trainer)
+    (told,) = said(tmp_path / "True", "dropless")
+    assert "moe/drop_rate is not published: routing is dropless" in told["text"]
+    assert not any("drop_rate" in series for record in steps_of(tmp_path / "True") for series in record)
+    assert not said(tmp_path / "False", "dropless")
+
+
 def test_experts_are_counted_once_under_recomputation(tmp_path: Path) -> None:
     """The host's counters hold what recomputation adds; the loads don't."""
     import torch

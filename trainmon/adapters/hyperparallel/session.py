@@ -11,17 +11,19 @@ import functools
 import os
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, TypeVar
 
 from trainmon.adapters.base import Watched
+from trainmon.adapters.hyperparallel import notices
 from trainmon.adapters.hyperparallel.auxiliary import AuxiliaryLoss
 from trainmon.adapters.hyperparallel.axes import axis
 from trainmon.adapters.hyperparallel.batches import Batches
 from trainmon.adapters.hyperparallel.checkpoints import Checkpoints
 from trainmon.adapters.hyperparallel.model import Experts, chunk_names, model_of
+from trainmon.adapters.hyperparallel.notices import Notice
 from trainmon.adapters.hyperparallel.places import Places, places_of
-from trainmon.adapters.hyperparallel.reading import checkpoint_wanted, max_grad_norm
+from trainmon.adapters.hyperparallel.reading import max_grad_norm
 from trainmon.adapters.hyperparallel.seams import Seams
 from trainmon.adapters.hyperparallel.settings import HostSettings
 from trainmon.adapters.hyperparallel.tied import renamed, tied_names
@@ -189,9 +191,8 @@ class Session(Watched):
         if self.generation != "g3":  # which tells of its data itself
             self.batches.install(self.trainer)
             self.on_release(self.batches.remove)
-        self._say_unknown()
-        self._say_settings()
-        self._say_not_resumed()
+        for level, kind, text, data in self._notices():
+            self.monitor.say(level, kind, text, step=done, data=data)
         self.checkpoints.tell()
 
     def epoch(self, number: Any, begins: bool) -> None:
@@ -442,13 +443,15 @@ class Session(Watched):
             self._release.pop()()
         self.watch.remove_hooks()
 
-    def _say_unknown(self) -> None:
-        """What of this rank's place could not be told, and what that makes uncertain."""
-        for text in (*self._places.unknown, *self._unknown):
-            self.monitor.say("warning", "place_unknown", text, step=self._done)
-        for own, other in self._tied.items():
-            text = f"{own} is {other} of the first stage, tied: it counts once, under that name"
-            self.monitor.say("info", "tied_parameters", text, step=self._done)
+    def _notices(self) -> Iterator[Notice]:
+        yield from notices.unknown([*self._places.unknown, *self._unknown])
+        yield from notices.tied(self._tied)
+        yield from notices.settings(self._settings)
+        if not self._done and self.checkpoints.resumed is None:
+            yield from notices.not_resumed(self.trainer, self.generation)
+        if self.monitor.config.moe is not None:
+            layers = len(self.watch.inside.observed.experts)
+            yield from notices.dropless(layers, model_of(self.trainer))
 
     def _find_tied(self, group: Group) -> None:
         parameters, first = self.watch.parameters, getattr(self.trainer, "pp_has_first_stage", None)
@@ -456,26 +459,6 @@ class Session(Watched):
         first = first if isinstance(first, bool) else axis(self.trainer, "pp")[0] == 0
         self._tied.update(tied_names(model_of(self.trainer), named, first, group))
         parameters.refresh()  # lists anew, by these names
-
-    def _say_settings(self) -> None:
-        """What of the host's own sections is followed, and what isn't."""
-        settings, step = self._settings, self._done
-        if settings.taken:
-            text = f"the host's own settings are followed: {', '.join(settings.taken)}"
-            data = {"config": settings.config}
-            self.monitor.say("info", "host_settings", text, step=step, data=data)
-        for problem in settings.problems:
-            self.monitor.say("warning", "host_settings", f"not followed: {problem}", step=step)
-
-    def _say_not_resumed(self) -> None:
-        """A checkpoint that can't be loaded is a warning to the host, and training begins anew."""
-        wanted = checkpoint_wanted(self.trainer)
-        if wanted is None or self._done or self.checkpoints.resumed is not None:
-            return
-        text = f"the host was to go on from {wanted}, but has loaded nothing: training begins at step 0"
-        if self.generation != "g3":
-            text += ", perhaps with weights of the checkpoint"
-        self.monitor.say("info" if wanted == "LATEST" else "warning", "not_resumed", text, step=0)
 
     def _tokens_without_micros(self, tokens: Any) -> Any:
         """A pipeline shows no micro-batches, and the host's count is of all ranks: one of those that count has it."""
