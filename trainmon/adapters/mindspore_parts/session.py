@@ -109,7 +109,7 @@ class Session:
         self._clips = not plain if clips is None else clips
         self._sparse = sparse_parameters(network) if self._compiles else set()
         whole = self._compiles and self._optimizer is not None and not apart and not self._sparse
-        self._reducer = reducer_of(cell, plain) if whole else None
+        self._reducer = self._find_reducer(plain) if whole else None
         self._compiled: CompiledGradients | ReducedGradients | None = None
         self._handles: list[Any] = []
         self._last = int(params.get("cur_step_num") or 0)
@@ -200,6 +200,10 @@ class Session:
                 optimizer.register_forward_pre_hook(self._before_update),
                 optimizer.register_forward_hook(self._after_update),
             ]
+
+    def _find_reducer(self, plain: bool) -> nn.Cell | None:
+        """What the step cell reduces its gradients by, if they can be seen behind that."""
+        return reducer_of(self._cell, plain)
 
     def _hook(self, count: bool) -> CompiledGradients | ReducedGradients:
         parameters = self._parameters

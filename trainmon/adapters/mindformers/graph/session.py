@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import mindspore
+from mindspore import nn
 
 from trainmon.adapters.mindformers.graph.attention import AttentionHooks
 from trainmon.adapters.mindformers.graph.dumps import Dumped, DumpReader
@@ -90,6 +91,7 @@ class GraphSession(Session):
         cell = params.train_network
         kinds = {kind.__name__ for kind in type(cell).__mro__}
         self._pipeline_cell = "MFPipelineWithLossScaleCell" in kinds
+        self._trainers_cell = "MFTrainOneStepCell" in kinds
         self._returns_squares = bool(getattr(cell, "local_norm", False)) and not self._pipeline_cell
         self._initial: Any = params.get("initial_step")
         self._squares: list[CompiledSums | None] | None = None
@@ -159,8 +161,15 @@ class GraphSession(Session):
         if self._attention is not None:
             self._attention.install()
 
+    def _find_reducer(self, plain: bool) -> nn.Cell | None:
+        """The trainer's own cell takes off the loss scale and the number of tokens first, and clips afterwards."""
+        reducer = getattr(self._cell, "grad_reducer", None)
+        known = self._trainers_cell and not self._pipeline_cell and isinstance(reducer, nn.Cell)
+        return reducer if known else super()._find_reducer(plain)
+
     def _needs_hooks(self) -> bool:
-        return not self._returns_squares
+        """What a step returns are this rank's own."""
+        return not self._returns_squares or (_world() > 1 and self._reducer is not None)
 
     def _clip_limit(self) -> float | None:
         return self.facts.clip_limit
@@ -225,24 +234,20 @@ class GraphSession(Session):
         outputs = self._params.get("net_outputs")
         if self._returns_squares:
             self._squares = returned_sums(outputs, self._parameters.order)
-        wants_local = self.monitor.wants(GradientAccumulated)
-        if self._squares is None:
-            if self._world == 1 or self._compiled is not None:
-                super()._show_sums()
-            if wants_local:
-                self._show_local(self._local_sums())
-            return
-        if self._by_sums and self._world == 1 and self.monitor.wants(GradsReady):
-            self._show(lambda: self._view_of(self._squares or []), "reduced", None)
-        if wants_local:
-            self._show_local(self._squares)
+        squares = self._squares
+        if self._compiled is not None:
+            super()._show_sums()
+        elif squares is not None and self._by_sums and self._world == 1 and self.monitor.wants(GradsReady):
+            self._show(lambda: self._view_of(squares), "reduced", None)
+        if self.monitor.wants(GradientAccumulated):
+            self._show_local(self._local_sums() if squares is None else squares)
 
     def _local_sums(self) -> list[CompiledSums | None]:
         """Where a step returns no squares: those of files, else those of hooks without the loss scale."""
         if self._dumped is not None and self._dumped.local_norms:
             return sums_of_norms(self._dumped.local_norms, self._parameters.names)
-        if self._compiled is None:
-            return []
+        if self._compiled is None or (self._reducer is not None and self._world > 1):
+            return []  # behind a reducer they are those of all ranks
         scale = self._backward_scale() or 1.0
         return [
             None if one is None else replace(one, square=one.square / scale**2)
