@@ -22,6 +22,7 @@ from benchmarks import (
     differences,
     fingerprints,
     histograms,
+    hyperparallel,
     losses,
     moe,
     overhead,
@@ -97,6 +98,12 @@ def step_cost(quick: bool) -> str:
 What the arms are and how they are measured: `benchmarks/overhead.py`.
 
 {table(overhead.measure(quick))}
+
+## HyperParallel
+
+On fakes of its trainers: `benchmarks/hyperparallel.py`.
+
+{table(hyperparallel.measure(quick))}
 """
 
 
