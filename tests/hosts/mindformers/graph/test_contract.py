@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -503,23 +505,66 @@ def test_both_places_at_once_are_an_error(tmp_path: Path) -> None:
     assert GraphMonitor().monitor.config.every == 2 and config
 
 
-def test_train_precision_sync_is_looked_at(tmp_path: Path) -> None:
+@pytest.mark.parametrize("state", ["OFF", "ON"])
+def test_train_precision_sync_is_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    """Of a process MindSpore's mode can be switched on, and not off again."""
+    asked = mindspore.get_context
+    monkeypatch.setattr(mindspore, "get_context", lambda key: state if key == "deterministic" else asked(key))
     host = Trainer(tmp_path, {"train_precision_sync": True})
     host.run(callback := host.build(), [outputs()])
-    (told,) = [event for event in host.events() if event["kind"] == "not_deterministic"]
-    assert told["level"] == "warning" and "train_precision_sync" in callback.settings.taken
+    told = [event for event in host.events() if event["kind"] == "not_deterministic"]
+    assert [event["level"] for event in told] == ([] if state == "ON" else ["warning"])
+    assert "train_precision_sync" in callback.settings.taken
 
 
 # -- what ends a run ----------------------------------------------------------------------------------------------------
 
 
-def test_check_for_global_norm(tmp_path: Path) -> None:
+@pytest.mark.parametrize("clips", [True, False])
+def test_check_for_global_norm(tmp_path: Path, clips: bool) -> None:
+    """By an exception that MindSpore goes back on; the step that is done again is let pass. Without clipping the host has
+    no norm, and compares None with its threshold."""
     section = {"monitor_on": True, "check_for_global_norm": True, "global_norm_spike_threshold": 3}
-    host = Trainer(tmp_path, {"monitor_config": section}, MFTrainOneStepCell(Model(), local_norm=False))
+
+    def step(norm: float) -> None:
+        host.step(outputs(norm=norm if clips else None, squares=(norm**2, 0.0)))
+
+    host = Trainer(tmp_path, {"monitor_config": section})
     host.begin(host.build())
-    host.step(outputs(norm=2.5)[:5])
-    with pytest.raises(trainmon.TrainingStopped, match="check_for_global_norm"):
-        host.step(outputs(norm=3.5)[:5])
+    step(2.5)
+    with pytest.raises(RuntimeError, match=r"TREError: check_for_global_norm: the norm of step 2 is 3\.5"):
+        step(3.5)
+    host.params["cur_step_num"] = 1  # the host goes back, in the same loop
+    step(3.25)
+    step(math.nan)
+    with pytest.raises(trainmon.TrainingStopped, match="step 4"):
+        step(3.0)
+    file = tmp_path / "r/abnormal_global_norm.json"
+    assert json.loads(file.read_text()) == {"2": [3.5, 3.25], "4": [3.0]}
+    assert [one["step"] for one in host.steps()] == [1, 2, 2, 3, 4]
+
+
+def test_steps_that_an_earlier_life_left_pass_and_those_of_another_run_do_not(tmp_path: Path) -> None:
+    section = {"monitor_on": True, "check_for_global_norm": True, "global_norm_spike_threshold": 3}
+    file = tmp_path / "r/abnormal_global_norm.json"
+    file.parent.mkdir()
+    for content, resumed, passes in (
+        ('{"2": [9.0]}', True, True),
+        ('{"2": [9.0]}', False, False),
+        ('{"2": [', True, False),
+    ):
+        file.write_text(content)
+        host = Trainer(tmp_path, {"monitor_config": section})
+        host.begin(host.build(**({"resumed_step": 1} if resumed else {})))
+        if not resumed:
+            host.step(outputs(norm=1.0))
+        with contextlib.nullcontext() if passes else pytest.raises(RuntimeError, match="TREError"):
+            host.step(outputs(norm=5.0))
+        host.end()
+    (told,) = [event for event in host.events() if event["kind"] == "abnormal_norms"]
+    assert "can't be read" in told["text"]
 
 
 def test_skipped_data_ends_the_run_after_so_many_in_a_row(tmp_path: Path) -> None:

@@ -23,14 +23,16 @@ from trainmon.adapters.mindformers.graph.facts import Facts
 from trainmon.adapters.mindformers.graph.host_config import HostConfig
 from trainmon.adapters.mindformers.graph.inside import Inside, real_model
 from trainmon.adapters.mindformers.graph.losses import SeparateLosses
+from trainmon.adapters.mindformers.graph.norm_check import NormCheck
 from trainmon.adapters.mindformers.graph.norms import returned_sums, sums_of_norms
 from trainmon.adapters.mindformers.graph.settings import HostSettings
-from trainmon.adapters.mindspore_parts.outputs import number
+from trainmon.adapters.mindspore_parts.outputs import number, read_outputs
 from trainmon.adapters.mindspore_parts.parameters import OptimizerView
 from trainmon.adapters.mindspore_parts.session import Session
 from trainmon.backend.mindspore import CompiledSums
 from trainmon.dist import Group
 from trainmon.events import (
+    Action,
     AttentionSeen,
     Decision,
     ExpertsSeen,
@@ -41,6 +43,7 @@ from trainmon.events import (
     StepEnd,
     TensorView,
 )
+from trainmon.frame import Snapshot
 from trainmon.health import TrainingStopped
 from trainmon.monitor import TrainMonitor
 
@@ -111,6 +114,8 @@ class GraphSession(Session):
         dumps = settings.dump_path or mindspore.get_auto_parallel_context("dump_local_norm_path")
         self._dumps = DumpReader(Path(dumps) / f"rank_{_rank()}", take=replaces) if dumps else None
         super().__init__(monitor, params, resumed_step, clips, "mindformers")
+        self._left: str | None = None  # why the step that was looked at last is to be left
+        self._norm_check = None if settings.norm_limit is None else self._check_norms(settings.norm_limit)
         self._early = EarlyLook(params.get("list_callback") or (), own, self._look_early)
         if settings.precision_sync and mindspore.get_context("deterministic") != "ON":
             text = "train_precision_sync is on, but MindSpore's deterministic mode is not: call trainmon.deterministic()"
@@ -197,9 +202,37 @@ class GraphSession(Session):
 
     def step_end(self) -> Decision:
         self._early.now()
+        check, running = self._norm_check, self._running and not self.over
+        if check is not None and running:
+            self.monitor.guard(lambda: self._look_at_norm(check))
         decision = super().step_end()
         self.monitor.guard(self._after)
+        left, self._left = self._left, None
+        if left is not None and not decision.stop:
+            # Not the run's end: the host may go back to an earlier step, and on.
+            raise TrainingStopped(Decision(self.step, frozenset({Action.RAISE}), left))
         return decision
+
+    def _check_norms(self, limit: float) -> NormCheck:
+        directory, rank = self.monitor.summary().directory, _rank()
+
+        def say(text: str) -> None:
+            self._tell_once("warning", "abnormal_norms", f"{text} (training goes on)")
+
+        check = NormCheck(limit, directory, self._base > 0, rank == 0, say)
+        self.monitor.read_by(lambda frame: self._look_at_frame(check, frame))
+        return check
+
+    def _look_at_norm(self, check: NormCheck) -> None:
+        """The host's own norm, which all ranks have as soon as the step is over."""
+        norm = read_outputs(self._params.get("net_outputs")).grad_norm
+        if norm is not None:
+            self._left = check.look(self.step, norm)
+
+    def _look_at_frame(self, check: NormCheck, frame: Snapshot) -> None:
+        """Where the host has none, as it doesn't clip: with several ranks a step later."""
+        if read_outputs(self._params.get("net_outputs")).grad_norm is None:
+            self._left = check.look(frame.step, frame.scalars.get("grad/norm"))
 
     def _look_early(self) -> None:
         if self.over or not self._running:

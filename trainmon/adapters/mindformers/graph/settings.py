@@ -47,6 +47,7 @@ class HostSettings:
         print_struct: whether only the parameters' names are asked for.
         dump_path: where the graph leaves files; None: nowhere.
         precision_sync: whether computation is to be deterministic.
+        norm_limit: a step with such a norm of the gradients, or a larger one, is left (``check_for_global_norm``).
     """
 
     config: dict[str, Any] = field(default_factory=dict)
@@ -62,6 +63,7 @@ class HostSettings:
     print_struct: bool = False
     dump_path: str | None = None
     precision_sync: bool = False
+    norm_limit: float | None = None
 
     def put(self, *path: str, value: Any) -> None:
         """Sets a key, unless it is set."""
@@ -233,5 +235,8 @@ def _checks(found: HostSettings, host: HostConfig, section: Mapping[str, Any]) -
     count = _interval(found, section, several, 10, "monitor_config") if skips else 1
     name = "use_skip_data_by_global_norm" if skips else "check_for_global_norm"
     found.taken.append(name)
+    if checks:
+        found.norm_limit = float(threshold)
+        return
     parameters = {"threshold": float(threshold), "count": count}
     found.rule(name, ["grad/norm"], "global_norm_spike", parameters=parameters)
