@@ -85,7 +85,7 @@ asan: build ## kernel and config tests, and the C tests, under ASan and UBSan
 	export PYTHONPATH=$$PWD/$(ASAN)
 	(cd $(ASAN) && $(ASAN_ENV) $$python -c 'import trainmon; assert "address sanitizer" in trainmon.build_info()["switches"]')
 	(cd $(ASAN) && $(ASAN_ENV) $$python -m pytest $(PYTEST_ARGS) --capture=sys tests/kernels tests/config)
-	$(MAKE) -s -C csrc/tests check SANITIZE=1 UNDER="env TM_TEST_SAMPLE=31"
+	$(MAKE) -s -C csrc/tests check SANITIZE=1 UNDER="env TM_TEST_SAMPLE=61"
 
 # The C tests alone: what is slow to run takes a sample of the long lists of cases, but every digest.
 CTESTS := $(MAKE) -s -C csrc/tests check
@@ -93,7 +93,7 @@ CTESTS := $(MAKE) -s -C csrc/tests check
 aarch64: ## the C tests cross-compiled, on qemu: the digests of x86-64
 	scripts/bootstrap.sh aarch64
 	$(CTESTS) BUILD=$$PWD/build/ctests-aarch64 CC=aarch64-linux-gnu-gcc LDFLAGS=-static \
-	    UNDER="env TM_TEST_SAMPLE=31 qemu-aarch64"
+	    UNDER="env TM_TEST_SAMPLE=61 qemu-aarch64"
 
 # The tests of what starts threads; the others would take a quarter of an hour.
 THREADED := threads bits stage diff compare fingerprint histogram moe attention spectral
