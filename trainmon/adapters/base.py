@@ -6,7 +6,7 @@ import functools
 import os
 import sys
 import types
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from trainmon.events import Layout
@@ -16,11 +16,9 @@ from trainmon.summary import Summary
 __all__ = [
     "Watched",
     "current_rank",
-    "described",
     "layout_from_environment",
     "plain_name",
     "replace_step",
-    "stack_of_call",
 ]
 
 _WRAPPERS = (
@@ -127,40 +125,3 @@ class Watched:
             Whether it is written. If not, why is said, and training goes on.
         """
         return self.monitor.save_state(path)
-
-
-def stack_of_call(without: Collection[str] = ()) -> str:
-    """The caller's frames but for those of some files, as msProbe spells them: ``path[line]   function``, a line a frame,
-    outermost first."""
-    lines = []
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None:
-        code = frame.f_code
-        if code.co_filename not in without:
-            lines.append(f"{code.co_filename}[{frame.f_lineno}]   {code.co_name}")
-        frame = frame.f_back
-    return "\n".join(reversed(lines))
-
-
-def described(value: Any, tensor: Any) -> dict[str, str]:
-    """What a module is given or gives: a container's kind under ``config`` and its elements by position or key; a tensor
-    alone under ``tensor``.
-
-    Args:
-        tensor: the framework's type.
-    """
-
-    def text(one: Any) -> str:
-        if isinstance(one, tensor):
-            return f"size={tuple(one.shape)}, dtype={one.dtype}"
-        return f"{type(one).__name__}[{len(one)}]" if isinstance(one, tuple | list) else type(one).__name__
-
-    if isinstance(value, tensor):
-        return {"config": "tensor", "tensor": text(value)}
-    if isinstance(value, tuple | list):
-        elements = {str(at): text(one) for at, one in enumerate(value)}
-    elif isinstance(value, Mapping):
-        elements = {str(key): text(one) for key, one in value.items()}
-    else:
-        return {"config": type(value).__name__}
-    return {"config": f"{type(value).__name__}[{len(value)}]", **elements}

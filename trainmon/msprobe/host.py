@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from trainmon.adapters.rows_parts.kinds import AddCall, AddRow, Chosen, Row
 from trainmon.backend import Backend
 from trainmon.backend.base import Lazy
-from trainmon.backend.statistics import Reading
 
 __all__ = [
     "AddCall",
@@ -25,20 +25,6 @@ __all__ = [
     "StepHooks",
     "StructureHooks",
 ]
-
-AddCall = Callable[[str, str, bool, list[Reading]], None]
-#: Name, stage, reading.
-Row = tuple[str, int, Reading]
-#: Whether rows of a name are wanted.
-Chosen = Callable[[str], bool]
-
-
-class AddRow(Protocol):
-    """Takes a row: name, scope, stage, micro-batch, reading, and which call of a module in it."""
-
-    def __call__(
-        self, name: str, scope: str, stage: int, micro: int, reading: Reading, call: int = 0
-    ) -> None: ...
 
 
 class Hooks(Protocol):

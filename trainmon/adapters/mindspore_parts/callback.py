@@ -2,44 +2,26 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 from mindspore.train import Callback
 
 from trainmon.adapters.base import Watched
+from trainmon.adapters.mindspore_parts.guarded import guarded
 from trainmon.adapters.mindspore_parts.session import ACTIONS, Session, is_graph
 from trainmon.config import ConfigError
 from trainmon.config.errors import Place, Problem
 from trainmon.events import TrainBegin
-from trainmon.health import TrainingStopped
 from trainmon.monitor import TrainMonitor
 from trainmon.supervision import check_health
 
 __all__ = ["ModelCallback"]
 
 _logger = logging.getLogger("trainmon")
-Hook = TypeVar("Hook", bound=Callable[..., Any])
-
-
-def _guarded(hook: Hook) -> Hook:
-    """A hook out of which nothing comes but a rule's decision to end the run, and a configuration that can't be used."""
-
-    @functools.wraps(hook)
-    def safe(self: Any, *arguments: Any) -> Any:
-        try:
-            return hook(self, *arguments)
-        except (TrainingStopped, ConfigError):
-            raise
-        except Exception as error:
-            self._failed(error)
-            return None
-
-    return safe  # type: ignore[return-value]
 
 
 class ModelCallback(Watched, Callback):  # type: ignore[misc]
@@ -92,7 +74,7 @@ class ModelCallback(Watched, Callback):  # type: ignore[misc]
         if error is not None and self._session is not None:
             self._session.exception(error)
 
-    @_guarded
+    @guarded
     def on_train_begin(self, run_context: Any) -> None:
         if self._session is not None:  # an earlier run's
             self._session.end(stopped=False)
@@ -100,7 +82,7 @@ class ModelCallback(Watched, Callback):  # type: ignore[misc]
             self._check()
         self._expected = True
 
-    @_guarded
+    @guarded
     def on_train_epoch_begin(self, run_context: Any) -> None:
         params = run_context.original_args()
         if self._expected:
@@ -118,32 +100,32 @@ class ModelCallback(Watched, Callback):  # type: ignore[misc]
         """A run begins; ``params`` are the host's of it."""
         return Session(self.monitor, params, self._resumed, self._clips, self.host)
 
-    @_guarded
+    @guarded
     def on_train_step_begin(self, run_context: Any) -> None:
         if self._session is not None:
             self._session.step_begin()
 
-    @_guarded
+    @guarded
     def on_train_step_end(self, run_context: Any) -> None:
         if self._session is not None and self._session.step_end().stop:
             run_context.request_stop()
 
-    @_guarded
+    @guarded
     def on_train_epoch_end(self, run_context: Any) -> None:
         if self._session is not None:
             self._session.epoch(begins=False)
 
-    @_guarded
+    @guarded
     def on_train_end(self, run_context: Any) -> None:
         if self._session is not None:
             self._session.end(stopped=run_context.get_stop_requested())
 
-    @_guarded
+    @guarded
     def on_eval_begin(self, run_context: Any) -> None:
         if self._session is not None:
             self._session.evaluation(running=True)
 
-    @_guarded
+    @guarded
     def on_eval_end(self, run_context: Any) -> None:
         if self._session is not None:
             self._session.evaluation(running=False)

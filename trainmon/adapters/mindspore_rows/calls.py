@@ -9,30 +9,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from mindspore import Tensor
 
 from trainmon.adapters.mindspore_rows.compiling import is_compiling
 from trainmon.adapters.mindspore_rows.meter import Meter
-from trainmon.adapters.mindspore_rows.names import Named
-from trainmon.backend.statistics import Reading
+from trainmon.adapters.rows_parts.kinds import AddRow, Failed
+from trainmon.adapters.rows_parts.names import Named
 
-__all__ = ["AddRow", "CallHooks", "Failed", "Say"]
+__all__ = ["CallHooks"]
 
-
-class AddRow(Protocol):
-    """Takes a row: name, scope, stage, micro-batch, reading, and which call of a Cell in it."""
-
-    def __call__(
-        self, name: str, scope: str, stage: int, micro: int, reading: Reading, call: int = 0
-    ) -> None: ...
-
-
-#: Takes what went wrong in a hook.
-Failed = Callable[[Exception], None]
-#: Takes a sentence for the user.
-Say = Callable[[str], None]
 
 _DEPTH = 8  # of containers within containers
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import re
 import sys
 import threading
 from collections import Counter
@@ -20,15 +19,11 @@ from typing import Any
 from mindspore import Tensor
 from mindspore.communication import GlobalComm
 
-from trainmon.adapters.base import stack_of_call
-from trainmon.adapters.mindspore_rows.calls import Failed, Say
 from trainmon.adapters.mindspore_rows.meter import Meter
-from trainmon.backend.statistics import Reading
+from trainmon.adapters.rows_parts.call_sites import CallSites
+from trainmon.adapters.rows_parts.kinds import AddCall, Failed, Say
 
-__all__ = ["AddCall", "CollectiveHooks", "is_distributed"]
-
-#: Takes what a call had in an argument: operation, tag, whether before the call, readings of its tensors.
-AddCall = Callable[[str, str, bool, list[Reading]], None]
+__all__ = ["CollectiveHooks", "is_distributed"]
 
 #: What msProbe covers, in the one module that it looks at.
 _COVERED = (
@@ -84,10 +79,7 @@ class CollectiveHooks:
     Args:
         rank: for the tags.
         before: what goes in is wanted too.
-        codelines: only calls whose stack has one of these patterns; all if there are none. A stack is a line a frame:
-            ``path[line]   function``.
-        say: is told each operation's distinct stacks once the first step that is looked at is over, and nothing is read;
-            None: rows.
+        codelines, say: of :class:`CallSites`.
         as_msprobe: only the functions that msProbe covers.
     """
 
@@ -105,12 +97,10 @@ class CollectiveHooks:
     ) -> None:
         self._on = False
         self._rank, self._meter, self._add, self._failed = rank, meter, add, failed
-        self._before, self._say = before, say
+        self._before = before
         self._names = _COVERED if as_msprobe else (*_COVERED, *_MORE)
         self._places = _PLACES[:1] if as_msprobe else _PLACES
-        self._patterns = [re.compile(one) for one in codelines]
-        self._stacks: dict[str, dict[str, None]] = {}
-        self._logged = False
+        self._sites = CallSites(codelines, say, {__file__})
         self._count: Counter[str] = Counter()  # calls of the step
         self._waiting: dict[int, tuple[Any, Callable[[], None]]] = {}
         self._undo: list[Callable[[], None]] = []
@@ -133,12 +123,7 @@ class CollectiveHooks:
 
     def arm(self, on: bool) -> None:
         """A step begins."""
-        if self._say is not None and self._stacks:
-            for name, stacks in self._stacks.items():
-                self._say(f"{name} is called from\n" + "\n--\n".join(stacks))
-            self._stacks.clear()
-            self._logged = True
-        self._on = on and not self._logged
+        self._on = self._sites.arm() and on
         self._count.clear()
         self._waiting.clear()  # what nobody waits for in its step is let go
 
@@ -180,7 +165,7 @@ class CollectiveHooks:
     def _begin(self, name: str, arguments: Sequence[Any], keywords: Any) -> int | None:
         """Which call of the operation it is in this step; None: it is none that is looked at."""
         try:
-            if not self._is_chosen(name):
+            if not self._sites.choose(name):
                 return None
             number = self._count[name]
             self._count[name] += 1
@@ -223,19 +208,6 @@ class CollectiveHooks:
             return result
 
         return wait
-
-    # -- where it is called from ------------------------------------------------------------------------------------
-
-    def _is_chosen(self, name: str) -> bool:
-        if self._say is None and not self._patterns:
-            return True
-        stack = stack_of_call({__file__})
-        if self._patterns and not any(one.search(stack) for one in self._patterns):
-            return False
-        if self._say is None:
-            return True
-        self._stacks.setdefault(name, {})[stack] = None
-        return False
 
 
 def _is_there(place: str) -> bool:

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from trainmon.adapters.mindspore_rows.calls import AddRow, Failed, Say
 from trainmon.adapters.mindspore_rows.compiling import is_compiling
 from trainmon.adapters.mindspore_rows.meter import Meter
-from trainmon.adapters.mindspore_rows.names import Named
+from trainmon.adapters.rows_parts.kinds import AddRow, Failed, Say
+from trainmon.adapters.rows_parts.names import Named
 
 __all__ = ["GradientHooks", "gradient_of"]
 

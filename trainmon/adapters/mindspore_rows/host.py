@@ -8,21 +8,18 @@ from typing import Any
 import mindspore
 
 from trainmon.adapters.mindspore_parts.parameters import optimizer_states
-from trainmon.adapters.mindspore_rows.calls import AddRow, CallHooks, Failed, Say
-from trainmon.adapters.mindspore_rows.collectives import AddCall, CollectiveHooks, is_distributed
+from trainmon.adapters.mindspore_rows.calls import CallHooks
+from trainmon.adapters.mindspore_rows.collectives import CollectiveHooks, is_distributed
 from trainmon.adapters.mindspore_rows.gradients import GradientHooks, gradient_of
 from trainmon.adapters.mindspore_rows.meter import Meter
 from trainmon.adapters.mindspore_rows.more import More
-from trainmon.adapters.mindspore_rows.names import Named, named_cells, named_parameters
+from trainmon.adapters.mindspore_rows.names import named_cells, named_parameters
 from trainmon.adapters.mindspore_rows.steps import StepHooks, update_cell
+from trainmon.adapters.rows_parts.kinds import AddCall, AddRow, Chosen, Failed, Row, Say
+from trainmon.adapters.rows_parts.names import Named
 from trainmon.backend import Backend
-from trainmon.backend.statistics import Reading
 
 __all__ = ["MindSporeRows"]
-
-Row = tuple[str, int, Reading]
-#: Whether rows of a name are wanted.
-Chosen = Callable[[str], bool]
 
 #: State beside that of :func:`optimizer_states`, by what stands before the name of its parameter in its own.
 _PREFIXES = {

@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from trainmon.adapters.mindspore_parts.parameters import host_view
-from trainmon.adapters.mindspore_rows.calls import Failed
 from trainmon.adapters.mindspore_rows.collectives import is_distributed
 from trainmon.adapters.mindspore_rows.meter import Meter
-from trainmon.adapters.mindspore_rows.names import Named, named_cells
+from trainmon.adapters.mindspore_rows.names import named_cells
 from trainmon.adapters.mindspore_rows.structure import StackHooks, StructureHooks
+from trainmon.adapters.rows_parts.kinds import Failed
+from trainmon.adapters.rows_parts.names import Named
 from trainmon.backend.base import Lazy
 from trainmon.backend.host import HostBackend
 

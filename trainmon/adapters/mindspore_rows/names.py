@@ -3,29 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from mindspore import nn
 
-__all__ = ["Named", "named_cells", "named_parameters"]
+from trainmon.adapters.rows_parts.names import WHOLE, Named, chunks_of
 
-#: The stage of what belongs to a model that is not given in chunks.
-WHOLE = -1
-
-
-@dataclass(frozen=True, slots=True)
-class Named:
-    """A Cell or parameter.
-
-    Attributes:
-        name: the path of attributes to it, with ``"<i>:"`` before it if the model is a list of chunks.
-        stage: the chunk, or -1.
-    """
-
-    name: str
-    stage: int
-    thing: Any
+__all__ = ["named_cells", "named_parameters"]
 
 
 def named_cells(model: Any) -> Iterator[Named]:
@@ -57,12 +41,4 @@ def named_parameters(model: Any, optimizer: Any) -> list[Named]:
 
 
 def _chunks(model: Any) -> list[tuple[str, int, nn.Cell]]:
-    """Prefix, stage and Cell of each; None is counted and left out."""
-    if isinstance(model, list | tuple):
-        chunks = [(f"{at}:", at, one) for at, one in enumerate(model) if one is not None]
-    else:
-        chunks = [] if model is None else [("", WHOLE, model)]
-    for _, _, one in chunks:
-        if not isinstance(one, nn.Cell):
-            raise TypeError(f"model must be a mindspore.nn.Cell or a list of them, not {type(one).__name__}")
-    return chunks
+    return chunks_of(model, nn.Cell, "mindspore.nn.Cell")

@@ -13,8 +13,8 @@ from typing import Any
 from mindspore import nn
 
 from trainmon.adapters.base import replace_step
-from trainmon.adapters.mindspore_rows.calls import Failed, Say
 from trainmon.adapters.mindspore_rows.compiling import compiled, forget, is_compiling, key_of
+from trainmon.adapters.rows_parts.kinds import Failed, Say
 
 __all__ = ["StepHooks", "update_cell"]
 

@@ -8,16 +8,16 @@ from typing import Any
 
 from mindspore import Tensor, nn
 
-from trainmon.adapters.base import described, stack_of_call
-from trainmon.adapters.mindspore_rows.calls import CallHooks, Failed
+from trainmon.adapters.mindspore_rows.calls import CallHooks
 from trainmon.adapters.mindspore_rows.compiling import is_compiling
 from trainmon.adapters.mindspore_rows.meter import Meter
-from trainmon.adapters.mindspore_rows.names import Named
+from trainmon.adapters.rows_parts.call_sites import stack_of_call
+from trainmon.adapters.rows_parts.kinds import Failed
+from trainmon.adapters.rows_parts.names import Named
+from trainmon.adapters.rows_parts.structure import Structure, add_gradient, described
 from trainmon.backend.statistics import Facts, Reading
 
 __all__ = ["StackHooks", "StructureHooks"]
-
-_GRADIENTS = {"grad_input": "input_grad", "grad_output": "output_grad"}
 
 
 class StructureHooks:
@@ -28,7 +28,7 @@ class StructureHooks:
     """
 
     def __init__(self, cells: Sequence[Named], failed: Failed) -> None:
-        self.found: dict[str, dict[str, dict[str, str]]] = {}
+        self.found: Structure = {}
         self._cells, self._failed = cells, failed
         self._calls = CallHooks(cells, _Sizes(), self._gradient, failed)
         self._handles: list[Any] = []
@@ -74,12 +74,7 @@ class StructureHooks:
     ) -> None:
         if scope != "backward" or reading.facts is None:
             return
-        cell, kind, at = name.rsplit(".", 2)
-        own = self.found.setdefault(cell, {}).setdefault(_GRADIENTS[kind], {})
-        if at not in own:
-            own[at] = f"size={reading.facts.shape}, dtype={reading.facts.dtype}"
-            own.pop("config", None)
-            own["config"] = f"tuple[{len(own)}]"
+        add_gradient(self.found, name, reading.facts)
 
 
 class StackHooks:

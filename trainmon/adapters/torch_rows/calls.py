@@ -15,36 +15,25 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
+from trainmon.adapters.rows_parts.kinds import AddRow, Failed
+from trainmon.adapters.rows_parts.names import Named
 from trainmon.adapters.torch_parts.modules import is_repeated
 from trainmon.adapters.torch_rows.meter import Meter
-from trainmon.adapters.torch_rows.names import Named
 from trainmon.adapters.torch_rows.tensors import all_tensors, one_level
 from trainmon.backend.statistics import Reading, of_zeros
 
 if TYPE_CHECKING:
     from trainmon.adapters.torch_rows.passes import Passes
 
-__all__ = ["AddRow", "CallHooks", "Failed", "Say"]
+__all__ = ["CallHooks"]
 
 
-class AddRow(Protocol):
-    """Takes a row: name, scope, stage, micro-batch, reading, and which call of a module in it."""
-
-    def __call__(
-        self, name: str, scope: str, stage: int, micro: int, reading: Reading, call: int = 0
-    ) -> None: ...
-
-
-#: Takes what went wrong in a hook.
-Failed = Callable[[Exception], None]
-#: Takes a sentence for the user.
-Say = Callable[[str], None]
 OnGradient = Callable[[torch.Tensor], None]
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import re
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,8 +21,8 @@ import torch
 import torch.distributed as distributed
 from torch.distributed import distributed_c10d
 
-from trainmon.adapters.base import stack_of_call
-from trainmon.adapters.torch_rows.calls import Failed, Say
+from trainmon.adapters.rows_parts.call_sites import CallSites
+from trainmon.adapters.rows_parts.kinds import AddCall, Failed, Say
 from trainmon.adapters.torch_rows.communication import (
     BY_IDENTITY,
     COVERED,
@@ -38,12 +37,8 @@ from trainmon.adapters.torch_rows.communication import (
     works_of,
 )
 from trainmon.adapters.torch_rows.meter import Meter
-from trainmon.backend.statistics import Reading
 
-__all__ = ["AddCall", "CollectiveHooks", "is_distributed"]
-
-#: Takes what a call had in an argument: operation, tag, whether before the call, readings of its tensors.
-AddCall = Callable[[str, str, bool, list[Reading]], None]
+__all__ = ["CollectiveHooks", "is_distributed"]
 
 _inside = threading.local()
 
@@ -59,10 +54,7 @@ class CollectiveHooks:
     Args:
         rank: for the tags.
         before: what goes in is wanted too.
-        codelines: only calls whose stack has one of these patterns; all if there are none. A stack is a line a frame:
-            ``path[line]   function``.
-        say: is told each operation's distinct stacks once the first step that is looked at is over, and nothing is read;
-            None: rows.
+        codelines, say: of :class:`CallSites`.
         as_msprobe: calls within calls count too, and what torch made of a received tensor only of rank 0's.
 
     Attributes:
@@ -83,10 +75,8 @@ class CollectiveHooks:
     ) -> None:
         self.on = False
         self._rank, self._meter, self._add, self._failed = rank, meter, add, failed
-        self._before, self._as_msprobe, self._say = before, as_msprobe, say
-        self._patterns = [re.compile(one) for one in codelines]
-        self._stacks: dict[str, dict[str, None]] = {}
-        self._logged = False
+        self._before, self._as_msprobe = before, as_msprobe
+        self._sites = CallSites(codelines, say, {__file__})
         self._waiting: dict[int, tuple[Any, list[Callable[[], None]]]] = {}
         self._waiting_longer: dict[int, tuple[Any, list[Callable[[], None]]]] = {}  # since the step before
         self._coalesced: list[Callable[[], None]] = []  # calls that a manager has not issued yet
@@ -130,12 +120,7 @@ class CollectiveHooks:
 
     def arm(self, on: bool) -> None:
         """A step begins."""
-        if self._say is not None and self._stacks:
-            for name, stacks in self._stacks.items():
-                self._say(f"{name} is called from\n" + "\n--\n".join(stacks))
-            self._stacks.clear()
-            self._logged = True
-        self.on = on and not self._logged
+        self.on = self._sites.arm() and on
         # Works that nobody waits for, in their step or the next, are let go.
         self._waiting_longer = self._waiting if on else {}
         self._waiting = {}
@@ -180,7 +165,7 @@ class CollectiveHooks:
 
     def _begin(self, name: str, arguments: Sequence[Any], keywords: Any) -> bool:
         try:
-            if not self._is_chosen(name):
+            if not self._sites.choose(name):
                 return False
             if self._before:
                 for operation, values in self._seen_as(name, arguments, keywords):
@@ -284,19 +269,6 @@ class CollectiveHooks:
                 self._failed(error)
 
         return manager
-
-    # -- where it is called from ------------------------------------------------------------------------------------
-
-    def _is_chosen(self, name: str) -> bool:
-        if self._say is None and not self._patterns:
-            return True
-        stack = stack_of_call({__file__})
-        if self._patterns and not any(one.search(stack) for one in self._patterns):
-            return False
-        if self._say is None:
-            return True
-        self._stacks.setdefault(name, {})[stack] = None
-        return False
 
 
 def _all(calls: Sequence[Callable[[], None]]) -> None:

@@ -12,9 +12,9 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
+from trainmon.adapters.rows_parts.kinds import Failed
+from trainmon.adapters.rows_parts.names import Named
 from trainmon.adapters.torch_parts.shards import is_dtensor
-from trainmon.adapters.torch_rows.calls import Failed
-from trainmon.adapters.torch_rows.names import Named
 from trainmon.backend import Backend
 from trainmon.backend.base import Lazy
 from trainmon.ops.attention import sampled_places

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 from torch.utils.weak import TensorWeakRef
 
+from trainmon.adapters.rows_parts.kinds import AddRow, Failed, Say
+from trainmon.adapters.rows_parts.names import Named
 from trainmon.adapters.torch_parts.shards import local
-from trainmon.adapters.torch_rows.calls import AddRow, Failed, Say
 from trainmon.adapters.torch_rows.meter import Meter
-from trainmon.adapters.torch_rows.names import Named
 from trainmon.adapters.torch_rows.tensors import all_tensors
 
 __all__ = ["GradientHooks", "gradient_of"]

@@ -7,15 +7,16 @@ from typing import Any
 
 import torch
 
+from trainmon.adapters.rows_parts.kinds import AddCall, AddRow, Chosen, Failed, Row, Say
+from trainmon.adapters.rows_parts.names import Named
 from trainmon.adapters.torch_parts.modules import hookable
 from trainmon.adapters.torch_parts.shards import local
-from trainmon.adapters.torch_rows.calls import AddRow, CallHooks, Failed, Say
-from trainmon.adapters.torch_rows.collectives import AddCall, CollectiveHooks, is_distributed
+from trainmon.adapters.torch_rows.calls import CallHooks
+from trainmon.adapters.torch_rows.collectives import CollectiveHooks, is_distributed
 from trainmon.adapters.torch_rows.gradients import GradientHooks, gradient_of
 from trainmon.adapters.torch_rows.meter import Meter
 from trainmon.adapters.torch_rows.more import More
 from trainmon.adapters.torch_rows.names import (
-    Named,
     chunks_of,
     flattened,
     is_sharded,
@@ -27,13 +28,8 @@ from trainmon.adapters.torch_rows.state import state_of, states_of
 from trainmon.adapters.torch_rows.steps import StepHooks
 from trainmon.adapters.torch_rows.unsharded import UnshardedHooks
 from trainmon.backend import Backend
-from trainmon.backend.statistics import Reading
 
 __all__ = ["TorchRows"]
-
-Row = tuple[str, int, Reading]
-#: Whether rows of a name are wanted.
-Chosen = Callable[[str], bool]
 
 #: What msProbe reads of an optimizer's state.
 _KEYS = ("exp_avg", "exp_avg_sq")

@@ -9,14 +9,15 @@ from typing import Any
 import torch
 import torch.distributed as distributed
 
+from trainmon.adapters.rows_parts.kinds import Failed
+from trainmon.adapters.rows_parts.names import Named
 from trainmon.adapters.torch_parts.modules import hookable
 from trainmon.adapters.torch_parts.shards import is_dtensor, local
-from trainmon.adapters.torch_rows.calls import Failed
 from trainmon.adapters.torch_rows.collectives import is_distributed
 from trainmon.adapters.torch_rows.features import FeatureHooks, fitting
 from trainmon.adapters.torch_rows.gradients import gradient_of
 from trainmon.adapters.torch_rows.meter import Meter
-from trainmon.adapters.torch_rows.names import Named, chunks_of, named_modules
+from trainmon.adapters.torch_rows.names import chunks_of, named_modules
 from trainmon.adapters.torch_rows.state import state_of, states_of
 from trainmon.adapters.torch_rows.structure import StackHooks, StructureHooks
 from trainmon.backend.base import Lazy

@@ -3,30 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-__all__ = ["Named", "chunks_of", "flattened", "is_sharded", "named_modules", "named_parameters"]
+from trainmon.adapters.rows_parts import names as parts
+from trainmon.adapters.rows_parts.names import WHOLE, Named
 
-#: The stage of what belongs to a model that is not given in chunks.
-WHOLE = -1
-
-
-@dataclass(frozen=True, slots=True)
-class Named:
-    """A module or parameter.
-
-    Attributes:
-        name: with ``"<i>:"`` before it if the model is a list of chunks.
-        stage: the chunk, or -1.
-    """
-
-    name: str
-    stage: int
-    thing: Any
+__all__ = ["chunks_of", "flattened", "is_sharded", "named_modules", "named_parameters"]
 
 
 def chunks_of(model: Any) -> list[tuple[str, int, nn.Module]]:
@@ -35,14 +20,7 @@ def chunks_of(model: Any) -> list[tuple[str, int, nn.Module]]:
     Raises:
         TypeError: something else than modules.
     """
-    if isinstance(model, list | tuple):
-        chunks = [(f"{at}:", at, one) for at, one in enumerate(model) if one is not None]
-    else:
-        chunks = [] if model is None else [("", WHOLE, model)]
-    for _, _, one in chunks:
-        if not isinstance(one, nn.Module):
-            raise TypeError(f"model must be a torch.nn.Module or a list of them, not {type(one).__name__}")
-    return chunks
+    return parts.chunks_of(model, nn.Module, "torch.nn.Module")
 
 
 def named_modules(model: Any) -> Iterator[Named]:

@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from trainmon.adapters.rows_parts.names import Named
 from trainmon.adapters.torch_parts.modules import is_repeated
 from trainmon.adapters.torch_parts.shards import local
 from trainmon.adapters.torch_rows.gradients import gradient_of
-from trainmon.adapters.torch_rows.names import Named, chunks_of
+from trainmon.adapters.torch_rows.names import chunks_of
 from trainmon.adapters.torch_rows.tensors import all_tensors
 
 __all__ = ["Passes"]

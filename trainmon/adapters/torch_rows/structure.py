@@ -9,17 +9,15 @@ import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
 
-from trainmon.adapters.base import described, stack_of_call
-from trainmon.adapters.torch_rows.calls import CallHooks, Failed
+from trainmon.adapters.rows_parts.call_sites import stack_of_call
+from trainmon.adapters.rows_parts.kinds import Failed
+from trainmon.adapters.rows_parts.names import Named
+from trainmon.adapters.rows_parts.structure import Structure, add_gradient, described
+from trainmon.adapters.torch_rows.calls import CallHooks
 from trainmon.adapters.torch_rows.meter import Meter
-from trainmon.adapters.torch_rows.names import Named
 from trainmon.backend.statistics import Facts, Reading
 
 __all__ = ["StackHooks", "StructureHooks"]
-
-#: What a module is given and gives, as msProbe's older monitor has it.
-Structure = dict[str, dict[str, dict[str, str]]]
-_GRADIENTS = {"grad_input": "input_grad", "grad_output": "output_grad"}
 
 
 class StructureHooks:
@@ -78,14 +76,7 @@ class StructureHooks:
     ) -> None:
         if scope != "backward":
             return
-        module, kind, at = name.rsplit(".", 2)
-        own = self.found.setdefault(module, {}).setdefault(_GRADIENTS[kind], {})
-        if at in own:
-            return  # a later call
-        facts = reading.facts
-        own[at] = "no gradient" if facts is None else f"size={facts.shape}, dtype={facts.dtype}"
-        own.pop("config", None)
-        own["config"] = f"tuple[{len(own)}]"
+        add_gradient(self.found, name, reading.facts)
 
 
 class StackHooks:

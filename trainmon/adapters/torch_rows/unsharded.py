@@ -13,8 +13,8 @@ import torch
 from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
+from trainmon.adapters.rows_parts.names import Named
 from trainmon.adapters.torch_rows.gradients import GradientHooks
-from trainmon.adapters.torch_rows.names import Named
 
 __all__ = ["UnshardedHooks"]
 

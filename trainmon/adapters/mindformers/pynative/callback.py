@@ -8,39 +8,21 @@ for data. Stops by the last step's number, raises out of a hook; can't skip a st
 
 from __future__ import annotations
 
-import functools
 import os
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
 from trainmon.adapters.base import Watched
 from trainmon.adapters.mindformers.pynative.session import ACTIONS, HOST, Session, layout
 from trainmon.adapters.mindformers.pynative.settings import HostSettings, read, settings_of
+from trainmon.adapters.mindspore_parts.guarded import guarded
 from trainmon.config import ConfigError
 from trainmon.config.errors import Place, Problem
 from trainmon.events import TrainBegin
-from trainmon.health import TrainingStopped
 from trainmon.monitor import TrainMonitor
 from trainmon.supervision import check_health
 
 __all__ = ["PyNativeMonitor"]
-
-Hook = TypeVar("Hook", bound=Callable[..., Any])
-
-
-def _guarded(hook: Hook) -> Hook:
-    """A hook out of which nothing comes but a rule's decision to end the run, and a configuration that can't be used."""
-
-    @functools.wraps(hook)
-    def safe(self: Any, *arguments: Any, **keywords: Any) -> None:
-        try:
-            hook(self, *arguments, **keywords)
-        except (TrainingStopped, ConfigError):
-            raise
-        except Exception as error:
-            self._failed(error)
-
-    return safe  # type: ignore[return-value]
 
 
 class PyNativeMonitor(Watched):
@@ -80,7 +62,7 @@ class PyNativeMonitor(Watched):
 
     # -- what the host calls ----------------------------------------------------------------------------------------
 
-    @_guarded
+    @guarded
     def on_train_begin(self, args: Any, state: Any, **given: Any) -> None:
         if self._session is not None:  # an earlier run's
             self._session.end()
@@ -95,27 +77,27 @@ class PyNativeMonitor(Watched):
                 self.monitor.load_state(kept)
         self._session = Session(self.monitor, args, state, given, settings, self._resumed)
 
-    @_guarded
+    @guarded
     def on_epoch_begin(self, args: Any, state: Any, **given: Any) -> None:
         if self._session is not None:
             self._session.epoch(begins=True)
 
-    @_guarded
+    @guarded
     def on_step_begin(self, args: Any, state: Any, **given: Any) -> None:
         if self._session is not None:
             self._session.step_begin()
 
-    @_guarded
+    @guarded
     def on_step_end(self, args: Any, state: Any, **given: Any) -> None:
         if self._session is not None and self._session.step_end(given).stop:
             self._session.stop()
 
-    @_guarded
+    @guarded
     def on_epoch_end(self, args: Any, state: Any, **given: Any) -> None:
         if self._session is not None:
             self._session.epoch(begins=False)
 
-    @_guarded
+    @guarded
     def on_train_end(self, args: Any, state: Any, **given: Any) -> None:
         if self._session is not None:
             self._session.end()

@@ -1,0 +1,1 @@
+"""What hosts of the msProbe drop-in share, whatever the framework."""
